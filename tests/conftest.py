@@ -127,9 +127,17 @@ def _is_wanted(item: pytest.Item, *, is_long: bool) -> bool:
     return any(item.get_closest_marker(name) for name in ("long", "more", "hypothesis"))
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Measures before the plugin for timeouts reads its own: that is a deadline, too."""
     if stages.stage_of(item) == stages.REAL:
         slowness.measure()
+        mark = item.get_closest_marker("timeout")
+        seconds = mark.args[0] if mark else item.config.getini("timeout")
+        if seconds:
+            deadline = pytest.mark.timeout(slowness.patient(float(seconds)))
+            item.add_marker(deadline, append=False)
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

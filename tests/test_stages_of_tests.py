@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from slowness import patient
 from stages import deterministic
 
 TESTS = Path(__file__).parent
@@ -110,6 +111,14 @@ def test_a_property_gets_no_second_try(tmp_path: Path) -> None:
     text = "\n".join(rows).replace("def test", "@given(_=strategies.none())\ndef test")
     (tmp_path / "test_some.py").write_text(text.replace("(n)", "(_, n)"))
     assert pytest_in(tmp_path).returncode == 1
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.timeout(77)
+def test_the_time_that_a_test_may_take_is_a_deadline_too(request: pytest.FixtureRequest) -> None:
+    mark = request.node.get_closest_marker("timeout")
+    assert mark is not None
+    assert mark.args == (patient(77.0),)
 
 
 def pytest_in(folder: Path) -> subprocess.CompletedProcess[str]:

@@ -12,6 +12,7 @@ from joiners import JoinedGateway, closing
 from pool_thread import LocalPool, wait_until
 
 from livescale.testbed.bed import Testbed
+from slowness import patient
 
 _PORT = 8000
 # Takes connections at a socket that it was given, and carries them to an address of its network.
@@ -79,7 +80,7 @@ class BedGateway:
 
     def is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/health", timeout=10).status_code == 200
+            return httpx.get(f"{self.url}/health", timeout=patient(10)).status_code == 200
         except httpx.TransportError:
             return False
 

@@ -44,6 +44,7 @@ from livescale.routes import Team
 from livescale.telemetry.record import RunLine, StepLine, read_record
 from livescale.testbed.bed import Testbed
 from livescale.types import AGENT_NUMBERS_FROM, InstanceId, WorkerRef, agent_ref
+from slowness import patient
 
 PAIR_FAULTS = ("helped", "helper", "umpire")
 """Who has just taken a batch over, who has handed it over while it loads, and the controller."""
@@ -141,7 +142,7 @@ class ChaosPool:
 
     async def _burst_with(self, fault: str, rng: random.Random) -> tuple[list[Answer], str]:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=ANSWER_S, limits=limits) as client:
+        async with httpx.AsyncClient(timeout=patient(ANSWER_S), limits=limits) as client:
             answers = [Answer(prompt(rng.randrange(40), 120)) for _ in range(STREAMS)]
             streams = [
                 asyncio.create_task(answer.read(self.pool.url, client, TOKENS))
@@ -169,7 +170,7 @@ class ChaosPool:
         return answers, hit
 
     async def _first_plan(self, streams: asyncio.Future) -> ScalePlan | None:
-        for _ in range(int(PLAN_WAIT_S / LOOK_S)):
+        for _ in range(int(patient(PLAN_WAIT_S) / LOOK_S)):
             plans = self._new_plans()
             if plans or streams.done():
                 return plans[-1] if plans else None

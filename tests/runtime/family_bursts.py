@@ -14,6 +14,7 @@ from completions import prompt
 
 from livescale.engine.make import FAMILY_NAMES, Preset, make_model
 from livescale.engine.oracle import GreedyOracle
+from slowness import patient
 
 #: about a megabyte each
 SIZES = Preset(4, 64, 96, 4, 2, 1024)
@@ -97,7 +98,7 @@ def check_answers(url: str, directory: Path, streams: Sequence[FamilyStream]) ->
 
 async def _burst(url: str, model: str) -> list[FamilyStream]:
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=ANSWER_S, limits=limits) as client:
+    async with httpx.AsyncClient(timeout=patient(ANSWER_S), limits=limits) as client:
         # One instance is there before the others come.
         await FamilyStream(stream_of(model, 0).body, 1).read(url, client)
         streams = [stream_of(model, number) for number in range(STREAMS)]
@@ -108,7 +109,7 @@ async def _burst(url: str, model: str) -> list[FamilyStream]:
 async def _alone(url: str, streams: Sequence[FamilyStream]) -> list[list[int]]:
     """The tokens of the same requests, one after the other."""
     again = [FamilyStream(stream.body) for stream in streams]
-    async with httpx.AsyncClient(timeout=ANSWER_S) as client:
+    async with httpx.AsyncClient(timeout=patient(ANSWER_S)) as client:
         for stream in again:
             await stream.read(url, client)
     return [stream.token_ids for stream in again]

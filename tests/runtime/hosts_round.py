@@ -28,6 +28,7 @@ from livescale.config.pool import PoolConfig
 from livescale.runtime.pool_layout import PoolLayout, local_layout
 from livescale.telemetry.record_watch import RecordWatch
 from livescale.testbed.bed import Testbed
+from slowness import patient, patient_ms
 
 FAULTS = (
     *("killed", "silent", "controller", "no-way-out", "head", "slow", "controller-and-silent"),
@@ -39,12 +40,16 @@ GATEWAYS = ("h4", "h5")
 """Hosts of the testbed without workers. Clients ask their gateways and the head's in turns."""
 LINK_BITS_PER_S = 100_000_000
 SLOW_BITS_PER_S = 1_000_000
-LOST_AFTER_MS = 1500
 STREAMS = 18
 TOKENS = 120
 ANSWER_S = 30.0
 """A stream that sends nothing for so long is lost."""
 END_S = 30.0
+
+
+def lost_after_ms() -> int:
+    """A function: how slow the machine is was not measured when this module was imported."""
+    return patient_ms(1500)
 
 
 @dataclass(slots=True)
@@ -117,7 +122,7 @@ class HostsPool:
     async def _waves(self, fault: str, rng: random.Random) -> tuple[list[tuple[str, Answer]], str]:
         """The second wave, and what was hit. The wave follows the strike at once, at the gateways
         that are there; behind a lost head it waits for the next."""
-        timeout = httpx.Timeout(ANSWER_S)
+        timeout = httpx.Timeout(patient(ANSWER_S))
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
             self.first = self._dealt(rng)
@@ -133,7 +138,7 @@ class HostsPool:
 
             tasks = [asyncio.create_task(read(url, answer)) for url, answer in self.first]
             for _ in self.first:
-                async with asyncio.timeout(ANSWER_S):
+                async with asyncio.timeout(patient(ANSWER_S)):
                     await begun.acquire()
             victim = await self._drawn(rng)
             streams = self.watch.requests_on(victim)
@@ -161,7 +166,7 @@ class HostsPool:
     async def _drawn(self, rng: random.Random) -> str:
         """A host whose instance serves streams, as the record says, which may be late: else the
         round would prove nothing of those."""
-        async with asyncio.timeout(END_S):
+        async with asyncio.timeout(patient(END_S)):
             while True:
                 watch = self.watch
                 busy = [h for h in HOSTS if watch.serving_on(h) and watch.requests_on(h)]
@@ -183,7 +188,7 @@ class HostsPool:
         return f"killed the supervisor of {victim}", None
 
     async def _strike_silent(self, victim: str, rng: random.Random) -> tuple[str, Any]:
-        seconds = rng.uniform(0.2, 2.5 * LOST_AFTER_MS / 1000)
+        seconds = rng.uniform(0.2, 2.5 * lost_after_ms() / 1000)
         await asyncio.to_thread(self.bed.isolate, victim)
         told = f"cut {victim} off for {seconds:.1f} s"
         return told, self._later(seconds, self.bed.rejoin, victim)
@@ -195,7 +200,7 @@ class HostsPool:
         return await self._one_way(victim, rng, is_out=False)
 
     async def _one_way(self, victim: str, rng: random.Random, *, is_out: bool) -> tuple[str, Any]:
-        seconds = rng.uniform(0.2, 2.5 * LOST_AFTER_MS / 1000)
+        seconds = rng.uniform(0.2, 2.5 * lost_after_ms() / 1000)
         await asyncio.to_thread(self.bed.cut_one_way, victim, is_out=is_out)
         way = "out of" if is_out else "into"
         undo = self._later(seconds, self.bed.set_rate, victim, 0, LINK_BITS_PER_S)
@@ -274,7 +279,7 @@ class HostsPool:
         assert gateway.joined.ended() == -signal.SIGKILL
 
         async def come_back() -> None:
-            async with asyncio.timeout(END_S):
+            async with asyncio.timeout(patient(END_S)):
                 while not any(answer.error is not None for answer in own):
                     await asyncio.sleep(0.02)
             await asyncio.to_thread(gateway.join, self.head)
@@ -336,7 +341,7 @@ class HostsPool:
             listen=f"{self.bed.host('h0').devices[0].address}:7000",
             token_file=str(self.scratch / "pool.token"),
             tls_dir=str(self.cluster.head_dir),
-            lost_after_ms=LOST_AFTER_MS,
+            lost_after_ms=lost_after_ms(),
             request_attempts_max=8,
         )
         self._head = pool.__enter__()

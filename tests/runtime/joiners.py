@@ -15,6 +15,7 @@ import psutil
 from pool_thread import LocalPool, wait_until
 
 from livescale.common.interpreter import module_words
+from slowness import patient
 
 END_S = 60.0
 _OF_VERSION = """
@@ -57,7 +58,7 @@ class Machine:
 
     def ended(self) -> int:
         """The exit status, once it has ended."""
-        return self.process.wait(END_S)
+        return self.process.wait(patient(END_S))
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
@@ -66,13 +67,13 @@ class Machine:
         """The supervisor dies without a word; its processes end by themselves."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         self.process.kill()
-        self.process.wait(END_S)
+        self.process.wait(patient(END_S))
         wait_until(lambda: not any(is_running(c) for c in children), f"{self.name} is gone")
 
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(END_S)
+            self.process.wait(patient(END_S))
 
 
 class Joiner(Machine):

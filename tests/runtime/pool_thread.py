@@ -18,6 +18,7 @@ from livescale.config.reading import load_config
 from livescale.runtime.pool_layout import PoolLayout, layout_of
 from livescale.runtime.supervisor import Pool
 from livescale.testbed.bed import Testbed
+from slowness import patient, patient_ms
 
 Result = TypeVar("Result")
 START_S = 120.0
@@ -41,7 +42,15 @@ class LocalPool:
         file = scratch / "pool.yaml"
         file.write_text(f"models:\n  - path: {model}\n    name: tiny\n{model_settings}")
         self.record = scratch / "record.jsonl"
-        settings = {"port": 0, "record": str(self.record)}
+        # The defaults, for this machine: a test that is about one of them says its own.
+        defaults = PoolConfig()
+        patience = {
+            "lost_after_ms": patient_ms(defaults.lost_after_ms),
+            "stuck_after_ms": patient_ms(defaults.stuck_after_ms),
+            "drain_timeout_s": round(patient(defaults.drain_timeout_s)),
+            "queue_timeout_s": round(patient(defaults.queue_timeout_s or 60)),
+        }
+        settings = {"port": 0, "record": str(self.record), **patience}
         sizes = {"arena_bytes": "8MiB", "kv_bytes": "8MiB"}
         config = load_config(file, [], {}, settings | sizes | flags)
         layout = None if bed is None else layout_of(bed.topology(), config, bed)
@@ -66,11 +75,12 @@ class LocalPool:
     def __exit__(self, *_: object) -> None:
         self.call(self.pool.stop(), STOP_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(STOP_S)
+        self._thread.join(patient(STOP_S))
         self._loop.close()
 
     def call(self, work: Coroutine[Any, Any, Result], timeout_s: float) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+        """`timeout_s` is that of a quiet machine."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(patient(timeout_s))
 
     def wait_ready(self) -> None:
         """Of a pool without workers of its own: those that join make it ready."""
@@ -82,27 +92,27 @@ class LocalPool:
 
     def gauge(self, name: str) -> int:
         """Sum of a gauge's samples in /metrics."""
-        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+        text = httpx.get(f"{self.url}/metrics", timeout=patient(10)).text
         return int(gauge_sum(text, f"livescale_{name}"))
 
     def serving(self) -> int:
         """Instances that have everything and serve."""
-        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+        text = httpx.get(f"{self.url}/metrics", timeout=patient(10)).text
         rows = [row for row in text.splitlines() if row.startswith("livescale_instances{")]
         return int(sum(float(r.rsplit(" ", 1)[1]) for r in rows if 'state="serving"' in r))
 
     def kv_in_use(self) -> float:
         """Of the pool's KV blocks the share that workers hold for running requests, whichever
         gateway these are of."""
-        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+        text = httpx.get(f"{self.url}/metrics", timeout=patient(10)).text
         assert "\nlivescale_kv_cache_usage_perc{" in text
         return gauge_sum(text, "livescale_kv_cache_usage_perc")
 
 
 def wait_until(is_true: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    """Ask again and again, for as long as a slow machine may need; the wait has no other effect."""
+    """Ask again and again; the wait has no other effect. `timeout_s` is that of a quiet machine."""
     deadline = threading.Event()
-    timer = threading.Timer(timeout_s, deadline.set)
+    timer = threading.Timer(patient(timeout_s), deadline.set)
     timer.start()
     try:
         while not is_true():

@@ -17,6 +17,7 @@ from livescale.latency.work import LinearLatency
 from livescale.messages.events import RequestEnded
 from livescale.telemetry.record import StepLine, read_record
 from livescale.types import LayerSpan, Outcome, SamplingParams
+from slowness import patient
 
 STREAMS = 24
 PROMPTS = [prompt(number, 20) for number in range(STREAMS)]
@@ -37,7 +38,7 @@ async def streams_while(
     urls = urls or (pool.url,)
     begun = asyncio.Semaphore(0)
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=ANSWER_S, limits=limits, verify=verify) as client:
+    async with httpx.AsyncClient(timeout=patient(ANSWER_S), limits=limits, verify=verify) as client:
         answers = [Answer(prompt_ids) for prompt_ids in PROMPTS]
 
         async def read(answer: Answer, url: str) -> None:

@@ -15,6 +15,7 @@ from livescale.messages.commands import ChangeDuty, StartHolding
 from livescale.messages.events import WorkerLost
 from livescale.routes import Pipeline
 from livescale.types import InstanceId, WorkerRef
+from slowness import patient
 
 ADDED, DRAINED = "stage_added", "stage_drained"
 STAGE_FAULTS = (
@@ -69,12 +70,12 @@ class PipelinesSeen:
 def set_replicas(pool: LocalPool, count: int) -> None:
     """So many of each stage from now on."""
     limits = {"min_replicas": count, "max_replicas": count}
-    changed = httpx.patch(f"{pool.url}/admin/models/tiny", json=limits, timeout=10)
+    changed = httpx.patch(f"{pool.url}/admin/models/tiny", json=limits, timeout=patient(10))
     assert changed.status_code == 200, changed.text
 
 
 def serving_by_stage(pool: LocalPool) -> list[int]:
-    [model] = httpx.get(f"{pool.url}/admin/models", timeout=10).json()["data"]
+    [model] = httpx.get(f"{pool.url}/admin/models", timeout=patient(10)).json()["data"]
     return [counts.get("serving", 0) for counts in model["instances_by_stage"]]
 
 

@@ -13,6 +13,7 @@ from team_pools import words
 
 from livescale.messages.commands import ChangeDuty
 from livescale.routes import Pipeline
+from slowness import patient
 
 TOKENS, STREAMS = 24, 10
 
@@ -30,7 +31,9 @@ def stage_pool(
 async def burst(pool: LocalPool, during: Callable[[], None] = lambda: None) -> list[Answer]:
     """Streams of different lengths; `during` is called when tokens have come."""
     answers = [Answer(prompt(n, 40 + 17 * n)) for n in range(STREAMS)]
-    async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=None)) as client:
+    async with httpx.AsyncClient(
+        timeout=patient(60), limits=httpx.Limits(max_connections=None)
+    ) as client:
         streams = [asyncio.create_task(a.read(pool.url, client, TOKENS)) for a in answers]
         while not any(answer.token_ids for answer in answers):
             await asyncio.sleep(0.005)
@@ -42,7 +45,9 @@ async def burst(pool: LocalPool, during: Callable[[], None] = lambda: None) -> l
 async def arrive(pool: LocalPool, requests: int, prompt_tokens: int, per_s: float) -> list[Answer]:
     """One-pass requests, evenly spaced, whatever is answered by then."""
     answers = [Answer(prompt(n, prompt_tokens)) for n in range(requests)]
-    async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=None)) as client:
+    async with httpx.AsyncClient(
+        timeout=patient(60), limits=httpx.Limits(max_connections=None)
+    ) as client:
         streams = []
         for answer in answers:
             streams.append(asyncio.create_task(answer.read(pool.url, client, 1)))

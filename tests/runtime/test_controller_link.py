@@ -19,6 +19,7 @@ from livescale.runtime.wire_channel import Wire
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
 from livescale.types import WorkerRef
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -118,7 +119,7 @@ def test_members_that_a_controller_lost_are_gone(data_plane: DataPlane) -> None:
         life.close()
         server.close()
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 def test_two_addresses_of_one_controller_are_one_wire(data_plane: DataPlane) -> None:
@@ -146,7 +147,7 @@ def test_two_addresses_of_one_controller_are_one_wire(data_plane: DataPlane) -> 
         for server, _ in ways:
             server.close()
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 def test_ways_are_probed_once_also_by_callers_at_the_same_time(data_plane: DataPlane) -> None:

@@ -15,6 +15,7 @@ from livescale.messages.events import WorkerJoined, WorkerLost
 from livescale.telemetry.record import StepLine, read_record
 from livescale.testbed.bed import Testbed
 from livescale.testbed.spec import NetworkSpec
+from slowness import patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -36,7 +37,7 @@ def test_streams_of_a_host_that_is_cut_off_go_on_elsewhere(
         device="timed",
         workers=2,
         timed_run_us=20_000,
-        lost_after_ms=1000,
+        lost_after_ms=patient_ms(1000),
     ) as pool:
         wait_until(lambda: pool.gauge("agents") == 2, "every host has an agent")
         right = right_tokens_of(pool)

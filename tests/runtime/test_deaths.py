@@ -16,6 +16,7 @@ from pool_thread import LocalPool, wait_until
 from livescale.engine.oracle import GreedyOracle
 from livescale.telemetry.record import read_record
 from livescale.telemetry.replay import replay
+from slowness import patient
 
 pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.long]
 LINK_BYTES_PER_S = 10_000_000
@@ -50,7 +51,9 @@ async def _load_with_deaths(pool: LocalPool, rng: random.Random) -> list[Answer]
     victims = ["controller", *[f"worker {rng.randrange(3)}" for _ in fatal[1:]]]
     rng.shuffle(victims)
     next_tokens = asyncio.Condition()
-    async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=None)) as client:
+    async with httpx.AsyncClient(
+        timeout=patient(120), limits=httpx.Limits(max_connections=None)
+    ) as client:
         answers: list[Answer] = []
         ended: list[Answer] = []
 

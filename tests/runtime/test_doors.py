@@ -32,6 +32,7 @@ from livescale.runtime.protocol import (
     ToExaminer,
 )
 from livescale.runtime.wire_channel import Wire, open_wire
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -54,7 +55,7 @@ def proof(secret: str, side: bytes, nonces: bytes, door: str = DOOR) -> bytes:
 
 def run(story: Awaitable[None]) -> None:
     async def in_time() -> None:
-        await asyncio.wait_for(story, WAIT_S)
+        await asyncio.wait_for(story, patient(WAIT_S))
 
     asyncio.run(in_time())
 

@@ -17,6 +17,7 @@ from livescale.messages.commands import ModelGone, StartHolding
 from livescale.messages.events import AgentJoined
 from livescale.telemetry.record import StepLine, read_record
 from livescale.telemetry.replay import replay
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 AT_ZERO = "    min_replicas: 0\n    idle_s: 1\n    prefill_tokens_per_s: 500\n"
@@ -57,12 +58,12 @@ def copies(pool: LocalPool) -> list[StartHolding]:
 
 def complete(pool: LocalPool, model: str = "tiny") -> httpx.Response:
     body = {"model": model, "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
-    return httpx.post(f"{pool.url}/v1/completions", json=body, timeout=60)
+    return httpx.post(f"{pool.url}/v1/completions", json=body, timeout=patient(60))
 
 
 def withdraw(pool: LocalPool, model: str) -> None:
     headers = {"Content-Type": "application/json"}
-    gone = httpx.delete(f"{pool.url}/admin/models/{model}", headers=headers, timeout=60)
+    gone = httpx.delete(f"{pool.url}/admin/models/{model}", headers=headers, timeout=patient(60))
     assert gone.status_code < 300, gone.text
 
 
@@ -108,7 +109,7 @@ def test_models_are_published_and_withdrawn_while_the_pool_runs(
     published = httpx.post(
         f"{pool.url}/admin/models",
         json={"path": str(directory), "min_replicas": 0, "idle_s": 1},
-        timeout=60,
+        timeout=patient(60),
     )
     assert published.status_code < 300, published.text
     wait_until(lambda: pool.gauge("host_copies") == 2, "it has a copy")
@@ -139,7 +140,7 @@ def test_what_cannot_be_published_is_refused_with_a_reason(
     pool: LocalPool, tiny_model: Path, body: dict[str, object], words: str
 ) -> None:
     body = {key: str(tiny_model) if value == "TINY" else value for key, value in body.items()}
-    answer = httpx.post(f"{pool.url}/admin/models", json=body, timeout=60)
+    answer = httpx.post(f"{pool.url}/admin/models", json=body, timeout=patient(60))
     assert 400 <= answer.status_code < 500, answer.text
     assert words in answer.json()["error"]["message"]
     assert complete(pool).status_code == 200
@@ -151,7 +152,7 @@ def test_a_model_that_finds_no_room_in_host_memory_is_refused(
     statuses = []
     for number in range(5):
         body = {"path": str(tiny_model), "name": f"more{number}", "min_replicas": 0}
-        answer = httpx.post(f"{pool.url}/admin/models", json=body, timeout=60)
+        answer = httpx.post(f"{pool.url}/admin/models", json=body, timeout=patient(60))
         statuses.append(answer.status_code)
         if answer.status_code >= 400:
             assert "host_memory_bytes" in answer.json()["error"]["message"]

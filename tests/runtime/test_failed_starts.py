@@ -10,6 +10,7 @@ import pytest
 from pool_thread import LocalPool, wait_until
 
 from livescale.runtime.supervisor import PoolFailed
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 WAIT_S = 120.0
@@ -44,7 +45,7 @@ def _lose_the_sockets_for_a_while(
         # More often than a pool that has never served would bear.
         wait_until(lambda: deaths() > 4, "it dies again and again", WAIT_S)
         body = {"model": "tiny", "prompt": [11, 12, 13], "max_tokens": 5, "ignore_eos": True}
-        answer = httpx.post(f"{pool.url}/v1/completions", json=body, timeout=WAIT_S)
+        answer = httpx.post(f"{pool.url}/v1/completions", json=body, timeout=patient(WAIT_S))
         assert answer.status_code == 200, answer.text
         assert "worker 0 died before it was ready" in caplog.text
         assert "No such file" in caplog.text, "with the reason"

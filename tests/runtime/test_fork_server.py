@@ -20,6 +20,7 @@ from livescale.config.reading import load_config
 from livescale.engine.oracle import GreedyOracle
 from livescale.runtime.forking import ForkServer, ForkServerError
 from livescale.runtime.pool_process import STATUS_BYTES_MAX, Child, child_environment
+from slowness import patient
 
 pytestmark = [
     pytest.mark.usefixtures("machine"),
@@ -67,7 +68,7 @@ def test_a_stream_survives_the_end_of_the_fork_server(pool: LocalPool, tiny_mode
     server = fork_server(pool)
 
     async def stream() -> Answer:
-        async with httpx.AsyncClient(timeout=120) as client:
+        async with httpx.AsyncClient(timeout=patient(120)) as client:
             answer = Answer(prompt(3, 30))
             async for count in answer.stream(pool.url, client, 300):
                 if count == 20:
@@ -90,7 +91,7 @@ def test_a_server_that_does_not_answer_is_an_error_and_ends_when_it_is_told(
         with pytest.raises(ForkServerError, match="does not answer"):
             await server.start("agent")
         server.end()
-        await asyncio.wait_for(server.wait(), 60)
+        await asyncio.wait_for(server.wait(), patient(60))
 
     asyncio.run(start())
 
@@ -109,7 +110,7 @@ def test_a_server_that_cannot_start_is_an_error_and_processes_start_without_it(
         child = Child("agent 0", "agent", lambda _: boot, forks=server)
         await child.start(config)
         watching = asyncio.create_task(child.watch())
-        await asyncio.wait_for(child.is_ready.wait(), 60)
+        await asyncio.wait_for(child.is_ready.wait(), patient(60))
         child.signal(signal.SIGTERM)
         await watching
         await server.wait()

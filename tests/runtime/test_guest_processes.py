@@ -25,6 +25,7 @@ from livescale.runtime.protocol import Address
 from livescale.runtime.token import read_token
 from livescale.telemetry.record import StepLine, read_record
 from livescale.types import FromWorker, Manifest, WorkerRef
+from slowness import patient, patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -40,7 +41,7 @@ def pool(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         workers=1,
         listen="127.0.0.1:0",
         host_memory_bytes=0,
-        lost_after_ms=10_000,
+        lost_after_ms=patient_ms(10_000),
         uplink_bytes_per_s=3_000_000,
         downlink_bytes_per_s=100_000_000,
     ) as local:
@@ -51,7 +52,7 @@ def pool(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def guest(pool: LocalPool, name: str, **values: object) -> Guest:
     assert pool.pool.token_file is not None
     host, port = parse_address(pool.pool.join_address, "head", is_own=False)
-    terms = {"model": "tiny", "name": name, "address": "127.0.0.1", "patience_s": 60.0}
+    terms = {"model": "tiny", "name": name, "address": "127.0.0.1", "patience_s": patient(60.0)}
     secret = read_token(pool.pool.token_file).secret
     return Guest(Address(host, port), secret, GuestAs(**(terms | values)))  # type: ignore[arg-type]
 
@@ -188,7 +189,7 @@ def test_one_that_keeps_nothing_leaves_when_all_is_taken(pool: LocalPool, tiny_m
         assert content_of_child(hasty) == right(tiny_model)
         assert content_of_child(hasty) == right(tiny_model), "it may be read again"
         hasty.leave()
-        assert hasty.wait(30) == 0
+        assert hasty.wait(patient(30)) == 0
     wait_until(lambda: pool.gauge("agents") == 0, "it has left")
 
 
@@ -233,7 +234,10 @@ def test_bytes_that_are_not_those_of_the_manifest_never_reach_anybody(
             content = bytearray(file.read_bytes())
             content[-1] ^= 1
             file.write_bytes(content)
-        wanted = terms(pool, "reader", same_files=True, patience_s=2.0)
+        # Time enough for a load that fails.
+        patience_s = float(patient_ms(2000) // 1000)
+        wanted = terms(pool, "reader", same_files=True, patience_s=patience_s)
         with children(wanted) as (reader,), pytest.raises(UserError) as refused:
             content_of_child(reader)
-        assert "did not come within 2 s (the last load failed: " in str(refused.value)
+        words = f"did not come within {patience_s:g} s (the last load failed: "
+        assert words in str(refused.value)

@@ -21,6 +21,7 @@ from livescale.telemetry.replay import replay
 from livescale.testbed.bed import Testbed
 from livescale.testbed.spec import NetworkSpec, TestbedError
 from livescale.types import HoldingId
+from slowness import patient
 
 HOSTS = 3
 TOKENS = 30
@@ -65,7 +66,7 @@ def pool(
 def burst(pool: LocalPool) -> None:
     async def ask() -> list[Answer]:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=120, limits=limits) as client:
+        async with httpx.AsyncClient(timeout=patient(120), limits=limits) as client:
             answers = [Answer(prompt(number % 10, 60)) for number in range(40)]
             await asyncio.gather(*(answer.read(pool.url, client, TOKENS) for answer in answers))
         return answers

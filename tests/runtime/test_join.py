@@ -21,6 +21,7 @@ from livescale.messages.commands import StartHolding
 from livescale.messages.events import WorkerJoined
 from livescale.runtime.token import make_token
 from livescale.telemetry.record import StepLine, read_record
+from slowness import patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -36,7 +37,7 @@ def head(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         workers=0,
         listen="127.0.0.1:0",
         timed_run_us=10_000,
-        lost_after_ms=2000,
+        lost_after_ms=patient_ms(2000),
         request_attempts_max=4,
     ) as pool:
         yield pool

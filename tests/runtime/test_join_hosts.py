@@ -21,6 +21,7 @@ from livescale.engine.oracle import GreedyOracle
 from livescale.runtime.pool_layout import PoolLayout, local_layout
 from livescale.testbed.bed import CONTROL, Testbed
 from livescale.testbed.spec import NetworkSpec
+from slowness import patient, patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")
 TOKENS = 48
@@ -59,7 +60,7 @@ def head(
         workers=0,
         tls_dir=str(cluster.head_dir) if cluster is not None else None,
         listen=f"{bed.control_address}:7000",
-        lost_after_ms=1500,
+        lost_after_ms=patient_ms(1500),
         request_attempts_max=4,
     ) as pool:
         yield pool
@@ -77,7 +78,7 @@ def joined(
 def burst(head: LocalPool, oracle: GreedyOracle, count: int) -> None:
     async def ask() -> list[Answer]:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=120, limits=limits) as client:
+        async with httpx.AsyncClient(timeout=patient(120), limits=limits) as client:
             answers = [Answer(prompt(number, 40)) for number in range(count)]
             await asyncio.gather(*(answer.read(head.url, client, TOKENS) for answer in answers))
         return answers
@@ -94,7 +95,8 @@ def test_two_machines_make_a_pool_and_one_falls_silent(
         head.wait_ready()
         wait_until(lambda: head.gauge("instances") == 2, "an instance on each")
         burst(head, oracle, 12)
-        assert hosts[0].said("link of control: rate not known (")
+        words = "link of control: rate not known ("
+        wait_until(lambda: hosts[0].said(words), "it says what it knows of its link")
         bed.isolate("h1")
         try:
             burst(head, oracle, 6)

@@ -15,7 +15,10 @@ from joiners import JoinedGateway, Joiner, closing, is_running
 from pool_thread import LocalPool, wait_until
 from running_streams import TOKENS, are_given_up, check, nothing, right_tokens_of, streams_while
 
+from slowness import patient, patient_ms
+
 pytestmark = pytest.mark.usefixtures("machine")
+TRIES = 5
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,7 @@ def head(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         workers=0,
         listen="127.0.0.1:0",
         timed_run_us=20_000,
-        lost_after_ms=2000,
+        lost_after_ms=patient_ms(2000),
         request_attempts_max=4,
     ) as pool:
         joiner = Joiner(pool, "alice", scratch, "--workers", "2")
@@ -55,31 +58,34 @@ def test_its_answers_are_those_of_the_heads_gateway(
     assert gateway.said("the gateway is ready after")
     # The tokenizer has come over the wire.
     body = {"model": "tiny", "prompt": "Hello there", "max_tokens": 8, "temperature": 0}
-    texts = [
-        httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
+    answers = [
+        httpx.post(f"{url}/v1/completions", json=body, timeout=patient(60)).json()
         for url in (head.url, gateway.url)
     ]
+    texts = [answer["choices"][0]["text"] for answer in answers]
     assert texts[0] == texts[1] != ""
 
 
 def test_it_shows_the_pool(head: LocalPool, gateway: JoinedGateway) -> None:
     url = gateway.url
-    assert httpx.get(f"{url}/health", timeout=60).status_code == 200
-    metrics = httpx.get(f"{url}/metrics", timeout=60).text
+    assert httpx.get(f"{url}/health", timeout=patient(60)).status_code == 200
+    metrics = httpx.get(f"{url}/metrics", timeout=patient(60)).text
     assert "livescale_workers 2" in metrics.replace("2.0", "2")
-    [model] = httpx.get(f"{url}/admin/models", timeout=60).json()["data"]
-    [of_head] = httpx.get(f"{head.url}/admin/models", timeout=60).json()["data"]
+    [model] = httpx.get(f"{url}/admin/models", timeout=patient(60)).json()["data"]
+    [of_head] = httpx.get(f"{head.url}/admin/models", timeout=patient(60)).json()["data"]
     assert model["path"] == of_head["path"]
 
 
 def test_limits_that_are_changed_at_one_gateway_hold_at_all(
     head: LocalPool, gateway: JoinedGateway
 ) -> None:
-    answer = httpx.patch(f"{gateway.url}/admin/models/tiny", json={"max_replicas": 3}, timeout=60)
+    answer = httpx.patch(
+        f"{gateway.url}/admin/models/tiny", json={"max_replicas": 3}, timeout=patient(60)
+    )
     assert answer.status_code == 200, answer.text
 
     def shown() -> int:
-        [model] = httpx.get(f"{head.url}/admin/models", timeout=60).json()["data"]
+        [model] = httpx.get(f"{head.url}/admin/models", timeout=patient(60)).json()["data"]
         return int(model["max_replicas"])
 
     wait_until(lambda: shown() == 3, "the head's gateway shows it, too")
@@ -100,8 +106,19 @@ def test_streams_go_on_while_the_controller_is_replaced(
 def test_the_streams_of_a_lost_gateway_end_and_others_do_not_notice(
     head: LocalPool, gateway: JoinedGateway, tmp_path: Path
 ) -> None:
+    for number in range(TRIES):
+        scratch = tmp_path / str(number)
+        scratch.mkdir()
+        # On busy cores all of them may be over when the processes die.
+        if streams_break_off(head, gateway, scratch):
+            return
+    raise AssertionError("no stream was under way")
+
+
+def streams_break_off(head: LocalPool, gateway: JoinedGateway, scratch: Path) -> bool:
+    """Whether any stream of a gateway that is lost was under way then."""
     right = right_tokens_of(head)
-    lost = JoinedGateway(head, "carol", tmp_path, "--gateways", "2")
+    lost = JoinedGateway(head, "carol", scratch, "--gateways", "2")
     with closing(lost):
         for number in range(2):
             words = f"gateway {number} is ready after"
@@ -109,15 +126,24 @@ def test_the_streams_of_a_lost_gateway_end_and_others_do_not_notice(
         urls = [head.url, gateway.url, lost.url]
 
         async def kill() -> None:
-            await asyncio.to_thread(wait_until, lambda: head.kv_in_use() > 0, "streams have KV")
+            await asyncio.to_thread(
+                wait_until,
+                lambda: head.kv_in_use() > 0 or head.gauge("num_requests_running") == 0,
+                "streams have KV, or are over",
+            )
             await asyncio.to_thread(lost.kill)
 
         answers = asyncio.run(streams_while(head, kill, urls))
     ended = answers[2::3]
-    check_begun(ended, right)
-    check([a for n, a in enumerate(answers) if n % 3 != 2], without(right, ended))
-    wait_until(lambda: are_given_up(head.record, ended), "workers have given the lost ones up")
-    wait_until(lambda: head.kv_in_use() == 0, "and have room for others")
+    broken = [answer for answer in ended if answer.error is not None]
+    check_begun(broken, right)
+    check_these([answer for answer in ended if answer.error is None], right)
+    check_these([a for n, a in enumerate(answers) if n % 3 != 2], right)
+    wait_until(lambda: head.kv_in_use() == 0, "workers have room for others")
+    if not broken:
+        return False
+    wait_until(lambda: are_given_up(head.record, broken), "workers have given the lost ones up")
+    return True
 
 
 def check_begun(answers: list[Answer], right: dict[tuple[int, ...], list[int]]) -> None:
@@ -129,11 +155,9 @@ def check_begun(answers: list[Answer], right: dict[tuple[int, ...], list[int]]) 
         assert answer.token_ids == expected[: len(answer.token_ids)]
 
 
-def without(
-    right: dict[tuple[int, ...], list[int]], ended: list[Answer]
-) -> dict[tuple[int, ...], list[int]]:
-    gone = [tuple(answer.prompt_ids) for answer in ended]
-    return {prompt: tokens for prompt, tokens in right.items() if prompt not in gone}
+def check_these(answers: list[Answer], right: dict[tuple[int, ...], list[int]]) -> None:
+    prompts = {tuple(answer.prompt_ids) for answer in answers}
+    check(answers, {ids: tokens for ids, tokens in right.items() if ids in prompts})
 
 
 @pytest.mark.long
@@ -204,9 +228,9 @@ def test_keys_are_asked_for_where_the_head_asks_for_them(tiny_model: Path, tmp_p
         heidi = JoinedGateway(pool, "heidi", tmp_path, "--api-key-file", str(keys))
         with closing(heidi):
             url = f"{heidi.url}/v1/models"
-            assert httpx.get(url, timeout=60).status_code == 401
+            assert httpx.get(url, timeout=patient(60)).status_code == 401
             headers = {"Authorization": "Bearer sk-secret"}
-            assert httpx.get(url, headers=headers, timeout=60).status_code == 200
+            assert httpx.get(url, headers=headers, timeout=patient(60)).status_code == 200
 
 
 def test_a_name_that_is_taken_is_asked_for_again(

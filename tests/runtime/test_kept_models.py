@@ -15,6 +15,7 @@ from pool_thread import LocalPool, wait_until
 
 from livescale.cli.main import main
 from livescale.common.settings import ConfigError
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 JSON = {"Content-Type": "application/json"}
@@ -24,7 +25,7 @@ TIMED = {"device": "timed", "workers": 2, "timed_run_us": 2000, "timed_token_us"
 
 
 def client_of(pool: LocalPool) -> httpx.Client:
-    return httpx.Client(base_url=pool.url, timeout=WAIT_S, trust_env=False)
+    return httpx.Client(base_url=pool.url, timeout=patient(WAIT_S), trust_env=False)
 
 
 def models(client: httpx.Client) -> dict[str, dict]:

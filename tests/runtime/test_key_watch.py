@@ -22,6 +22,7 @@ from livescale.runtime.boot import GatewayBoot
 from livescale.runtime.key_watch import KeyWatch
 from livescale.runtime.pool_process import Child
 from livescale.runtime.protocol import Address, Catalog
+from slowness import patient
 
 WAIT_S = 60.0
 keys = st.lists(st.sampled_from(["key-a", "key-b", "key-c", "key-d"]), min_size=1, max_size=3)
@@ -149,7 +150,7 @@ def test_a_missing_file_is_an_error_at_the_start(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("machine")
 def test_a_gateway_serves_by_the_keys_that_it_was_told_last() -> None:
     """Also by those that it was told before it could heed them."""
-    asyncio.run(asyncio.wait_for(gateway_story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(gateway_story(), patient(WAIT_S)))
 
 
 async def gateway_story() -> None:
@@ -169,12 +170,14 @@ async def gateway_story() -> None:
         watching = asyncio.ensure_future(child.watch())
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
-            async with httpx.AsyncClient(base_url=url, timeout=WAIT_S, trust_env=False) as client:
+            async with httpx.AsyncClient(
+                base_url=url, timeout=patient(WAIT_S), trust_env=False
+            ) as client:
                 assert await statuses(client, "key-b") == (200, 401)
                 assert await statuses(client, "key-a") == (401, 401)
                 assert await statuses(client, "key-c") == (401, 200)
                 child.tell(KeyDigests((digest_of("key-d"),), (digest_of("key-c"),)))
-                deadline_s = time.monotonic() + WAIT_S / 2
+                deadline_s = time.monotonic() + patient(WAIT_S) / 2
                 while await statuses(client, "key-d") != (200, 401):
                     assert time.monotonic() < deadline_s
                 assert await statuses(client, "key-b") == (401, 401)

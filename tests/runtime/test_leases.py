@@ -20,11 +20,19 @@ from livescale.common.settings import ConfigError
 from livescale.control.lease import LeaseClaim, LeaseRecord, LeaseTerms
 from livescale.runtime.lease_keeper import LeaseKeeper
 from livescale.runtime.lease_stores import FileLease, KubernetesLease, LeaseStore, lease_store
+from slowness import patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")
 
-TERMS = LeaseTerms(300_000_000)
-SLOW = LeaseTerms(1_500_000_000)
+
+def terms(milliseconds: int = 300) -> LeaseTerms:
+    """A function: how slow the machine is was not measured when this module was imported."""
+    return LeaseTerms(patient_ms(milliseconds) * 1_000_000)
+
+
+def slow_terms() -> LeaseTerms:
+    return terms(1500)
+
 
 # Prints its epoch when it has the lease, "lost" when it is lost.
 _CANDIDATE = """
@@ -47,7 +55,7 @@ asyncio.run(main())
 
 
 def candidate(file: Path, name: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-c", _CANDIDATE, str(file), name, str(TERMS.term_ns)]
+    words = [sys.executable, "-c", _CANDIDATE, str(file), name, str(terms().term_ns)]
     return subprocess.Popen(
         words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": _path()}
     )
@@ -129,7 +137,7 @@ def test_another_file_is_no_lease(tmp_path: Path, text: str, words: str) -> None
 def test_wrong_settings_are_named(lease: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ConfigError, match=words):
-        lease_store(lease, TERMS)
+        lease_store(lease, terms())
 
 
 # -- Kubernetes -----------------------------------------------------------------------------------
@@ -197,15 +205,15 @@ def account(tmp_path: Path) -> Path:
 
 def test_a_lease_of_kubernetes_has_one_holder_after_the_other(api: str, account: Path) -> None:
     def keeper(name: str) -> LeaseKeeper:
-        store: LeaseStore = KubernetesLease("pool", "", SLOW, account=account, base_url=api)
-        return LeaseKeeper(LeaseClaim(name, SLOW), store)
+        store: LeaseStore = KubernetesLease("pool", "", slow_terms(), account=account, base_url=api)
+        return LeaseKeeper(LeaseClaim(name, slow_terms()), store)
 
     async def story() -> None:
         first, second = keeper("first"), keeper("second")
         await first.acquired()
         waiting = asyncio.create_task(second.acquired())
         keeping = asyncio.create_task(first.lost())
-        await asyncio.wait({waiting}, timeout=1.2 * SLOW.term_ns / 1e9)
+        await asyncio.wait({waiting}, timeout=1.2 * slow_terms().term_ns / 1e9)
         assert not waiting.done(), "it is renewed"
         assert (first.holds(), first.epoch, second.holder) == (True, 1, "first")
         keeping.cancel()
@@ -219,7 +227,7 @@ def test_a_lease_of_kubernetes_has_one_holder_after_the_other(api: str, account:
 
 
 def test_the_token_of_the_account_is_read_anew(api: str, account: Path) -> None:
-    store = KubernetesLease("pool", "pools", SLOW, account=account, base_url=api)
+    store = KubernetesLease("pool", "pools", slow_terms(), account=account, base_url=api)
     version = store.write(LeaseRecord("a", 1), "")
     ApiServer.tokens = ("token-2",)
     with pytest.raises(OSError, match="401"):
@@ -232,7 +240,7 @@ def test_the_token_of_the_account_is_read_anew(api: str, account: Path) -> None:
 def test_a_store_that_cannot_be_reached_ends_the_term(tmp_path: Path, account: Path) -> None:
     """A holder acts to the end of its term, and no longer."""
     store = FileLease(tmp_path / "lease")
-    keeper = LeaseKeeper(LeaseClaim("a", TERMS), store)
+    keeper = LeaseKeeper(LeaseClaim("a", terms()), store)
 
     async def story() -> str:
         await keeper.acquired()

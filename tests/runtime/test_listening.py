@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from livescale.runtime.listening import listen
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -17,5 +18,5 @@ def test_a_socket_listens_where_it_is_told(host: str) -> None:
         pytest.skip("no IPv6 here")
     with listen(host, 0) as listener:
         port = listener.getsockname()[1]
-        with socket.create_connection((host, port), timeout=20):
+        with socket.create_connection((host, port), timeout=patient(20)):
             pass

@@ -19,11 +19,12 @@ from livescale.messages.events import BatchTaken, HoldingCompleted, LiveStarted,
 from livescale.telemetry.record import StepLine, read_record
 from livescale.telemetry.replay import replay
 from livescale.types import HoldingId, InstanceId
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 # About 3.4 MB at this rate: a load takes a second.
 LINK_BYTES_PER_S = 3_500_000
-STREAMS, TOKENS = 40, 24
+STREAMS, TOKENS, TRIES = 40, 24, 5
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +54,11 @@ def oracle(tiny_model: Path) -> GreedyOracle:
     return GreedyOracle(tiny_model)
 
 
-async def burst(pool: LocalPool, kills: bool = False) -> list[Answer]:
+async def burst(pool: LocalPool, number: int = 0, kills: bool = False) -> list[Answer]:
+    """Each number has prompts of its own: none is found in an instance's prefix index."""
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=60, limits=limits) as client:
-        answers = [Answer(prompt(n, 120 + 3 * n)) for n in range(STREAMS)]
+    async with httpx.AsyncClient(timeout=patient(60), limits=limits) as client:
+        answers = [Answer(prompt(number * STREAMS + n, 120 + 3 * n)) for n in range(STREAMS)]
         streams = [asyncio.create_task(a.read(pool.url, client, TOKENS)) for a in answers]
         if kills:
             while not any(answer.token_ids for answer in answers[STREAMS // 4 :]):
@@ -79,18 +81,24 @@ def live_instances(pool: LocalPool) -> dict[HoldingId, InstanceId]:
 def test_a_burst_is_shared_with_instances_that_are_still_loading(
     pool: LocalPool, oracle: GreedyOracle
 ) -> None:
-    check(oracle, asyncio.run(burst(pool)), TOKENS)
-    wait_until(lambda: pool.gauge("instances") == 1, "the pool shrinks to one instance")
-    live = live_instances(pool)
-    assert live
-    started = {event.holding for event in words(pool, LiveStarted)}
-    assert started == set(live)
-    taken = words(pool, BatchTaken)
-    assert taken
-    assert {batch.target for batch in taken} <= set(live.values())
-    # Changing hands is no new attempt, and every request ended once.
-    ended = [event.request for event in words(pool, RequestEnded)]
-    assert len(ended) == len(set(ended)) == len(words(pool, Dispatch)) == STREAMS
+    """Over some bursts: where requests come one by one, as on busy cores, no load is in time."""
+    for number in range(TRIES):
+        check(oracle, asyncio.run(burst(pool, number)), TOKENS)
+        wait_until(lambda: pool.gauge("instances") == 1, "the pool shrinks to one instance")
+        live = live_instances(pool)
+        started = {event.holding for event in words(pool, LiveStarted)}
+        assert started == set(live)
+        taken = words(pool, BatchTaken)
+        assert {batch.target for batch in taken} <= set(live.values())
+        # Changing hands is no new attempt, and every request ended once. (A gateway that lost its
+        # controller on a busy machine tells of ends as well: those are no worker's.)
+        reports = [event for event in words(pool, RequestEnded) if event.worker is not None]
+        ended = [event.request for event in reports]
+        assert len(ended) == len(set(ended)) == len(words(pool, Dispatch)) == STREAMS * (number + 1)
+        if taken:
+            break
+    else:
+        raise AssertionError("no batch changed hands")
     whole = {event.holding for event in words(pool, HoldingCompleted)}
     assert {holding for holding in whole if not holding.member.is_agent} == started
 
@@ -98,7 +106,7 @@ def test_a_burst_is_shared_with_instances_that_are_still_loading(
 def test_a_controller_that_dies_in_the_midst_of_it_loses_nothing(
     pool: LocalPool, oracle: GreedyOracle
 ) -> None:
-    check(oracle, asyncio.run(burst(pool, kills=True)), TOKENS)
+    check(oracle, asyncio.run(burst(pool, TRIES, kills=True)), TOKENS)
     wait_until(lambda: pool.gauge("num_requests_running") == 0, "nothing is left")
     wait_until(lambda: pool.gauge("instances") == 1, "the pool shrinks to one instance")
 

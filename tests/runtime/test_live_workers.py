@@ -49,6 +49,7 @@ from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
 from livescale.types import Outcome, SamplingParams, WorkerRef
 from mean_rows import assert_close, mean_rows
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -119,7 +120,7 @@ class LivePair:
 
     def listen(self, until) -> None:
         """Take what the workers say until that is true."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + patient(WAIT_S)
         while not until():
             assert time.monotonic() < deadline, (self.ended, [w.host for w in self.workers])
             for worker in self.workers:
@@ -212,7 +213,7 @@ def oracle(tiny_model: Path) -> GreedyOracle:
 def start_when_loaded(pair: LivePair, watermark: int, count: int) -> None:
     """The target alone works until it has so many layers; then the source looks up."""
     looks_up = threading.Event()
-    pair.source.host.post(lambda: looks_up.wait(WAIT_S))
+    pair.source.host.post(lambda: looks_up.wait(patient(WAIT_S)))
     pair.start()
     for number in range(count):
         pair.ask(pair.target, f"r{number}", number, 1 + 5 * (number % 3))
@@ -466,7 +467,7 @@ class Forger:
             self.plane.post(self.victim, parcel)
 
     def heard(self, message: LiveMessage) -> None:
-        assert self.came.get(timeout=WAIT_S).message == message
+        assert self.came.get(timeout=patient(WAIT_S)).message == message
 
 
 def forged(batch: BatchKey, row_bytes: int, layers: int) -> Iterator[list[bytes]]:
@@ -522,7 +523,7 @@ def test_forged_parcels_end_the_cooperation_and_not_the_worker(
             forger.say(*pack(Letter(Offer(SOURCE, key, (-5,), (12,)))))
             forger.say(*pack(Letter(Handover(BatchKey(7, 7), (), 0))))
             # Which of the answers comes first depends on when these came.
-            answers = [forger.came.get(timeout=WAIT_S).message for _ in range(2)]
+            answers = [forger.came.get(timeout=patient(WAIT_S)).message for _ in range(2)]
             assert Parted(None) in answers
             assert all(m in (Parted(None), Declined(BatchKey(7, 7))) for m in answers)
         finally:

@@ -14,6 +14,7 @@ from pool_thread import LocalPool, wait_until
 
 from livescale.messages.commands import StartHolding
 from livescale.telemetry.record import RequestLine, StepLine, read_record
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 JSON = {"Content-Type": "application/json"}
@@ -30,7 +31,7 @@ def test_a_model_comes_serves_from_zero_and_leaves(tiny_model: Path, tmp_path: P
     timed = {"timed_run_us": 2000, "timed_token_us": 20, "host_memory_bytes": "64MiB"}
     with (
         LocalPool(tiny_model, tmp_path, device="timed", workers=2, **timed) as pool,
-        httpx.Client(base_url=pool.url, timeout=WAIT_S, trust_env=False) as client,
+        httpx.Client(base_url=pool.url, timeout=patient(WAIT_S), trust_env=False) as client,
     ):
         assert client.post("/v1/completions", json=body).status_code == 404
         asked = {"path": str(other), "name": "new", "min_replicas": 0, "idle_s": 3600}
@@ -81,7 +82,7 @@ def test_what_cannot_be_published_is_said(tiny_model: Path, tmp_path: Path) -> N
         LocalPool(
             tiny_model, tmp_path, device="timed", workers=1, host_memory_bytes="64MiB"
         ) as pool,
-        httpx.Client(base_url=pool.url, timeout=WAIT_S, trust_env=False) as client,
+        httpx.Client(base_url=pool.url, timeout=patient(WAIT_S), trust_env=False) as client,
     ):
         for body, status, says in [
             ({"path": str(broken)}, 400, victim.name),
@@ -104,7 +105,7 @@ def test_deaths_around_a_published_model(tiny_model: Path, tmp_path: Path) -> No
     sizes = {"timed_run_us": 5000, "timed_token_us": 20, "host_memory_bytes": "64MiB"}
     with (
         LocalPool(tiny_model, tmp_path, device="timed", workers=3, **sizes) as pool,
-        httpx.Client(base_url=pool.url, timeout=WAIT_S, trust_env=False) as client,
+        httpx.Client(base_url=pool.url, timeout=patient(WAIT_S), trust_env=False) as client,
     ):
         asked = {"path": str(other), "name": "new", "min_replicas": 0, "idle_s": 3600}
         assert client.post("/admin/models", json=asked).status_code == 201

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from pathlib import Path
 
 import httpx
@@ -14,9 +13,10 @@ from livescale.engine.make import make_model
 from livescale.messages.commands import Drain, ScaleDecided, StartHolding
 from livescale.telemetry.record import RequestLine, ScaleLine, StepLine, read_record
 from livescale.types import Outcome
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
-REQUESTS = 120
+REQUESTS, TRIES = 120, 5
 # A model keeps what it has until others need it, however long this machine pauses between bursts.
 KEPT = {"scaling_policy": "bounds", "scale_down_timeout_ms": 600_000}
 SETTINGS = "    min_replicas: 0\n    idle_s: 60\n    prefill_tokens_per_s: 400\n"
@@ -25,7 +25,7 @@ SETTINGS = "    min_replicas: 0\n    idle_s: 60\n    prefill_tokens_per_s: 400\n
 async def burst(pool: LocalPool, model: str) -> list[int]:
     """So many requests at once that one instance is far from enough; returns their statuses."""
     body = {"model": model, "prompt": [7] * 60, "max_tokens": 8, "ignore_eos": True}
-    async with httpx.AsyncClient(timeout=120) as client:
+    async with httpx.AsyncClient(timeout=patient(120)) as client:
         calls = [client.post(f"{pool.url}/v1/completions", json=body) for _ in range(REQUESTS)]
         return [answer.status_code for answer in await asyncio.gather(*calls)]
 
@@ -38,29 +38,40 @@ def test_each_model_gets_the_devices_when_it_needs_them(tiny_model: Path, tmp_pa
         tiny_model, tmp_path, both, device="timed", workers=3, timed_run_us=20_000, **KEPT
     ) as pool:
         wait_until(lambda: pool.gauge("host_copies") == 2, "both models are in host memory")
-        for model in ("tiny", "second", "tiny"):
-            statuses = asyncio.run(burst(pool, model))
-            assert statuses == [200] * REQUESTS
+        bursts = 0
+        for model, room in (
+            ("tiny", None),
+            ("second", "makes room for second"),
+            ("tiny", "makes room for tiny"),
+        ):
+            # Every model gets more than one device, the later ones those of the other model. (How
+            # many more depends on how long a burst lasts on this machine, and where its requests
+            # come one by one it takes several; the simulator's test is exact.)
+            known = len(decisions(pool))
+            for _ in range(TRIES):
+                assert asyncio.run(burst(pool, model)) == [200] * REQUESTS
+                bursts += 1
+                new = decisions(pool)[known:]
+                grown = [c.model for c in new if c.to_instances > max(c.from_instances, 1)]
+                assert set(grown) <= {model}
+                if grown and (room is None or room in {c.reason for c in new}):
+                    break
+            else:
+                raise AssertionError(f"{model} did not get the devices: {new}")
     lines = list(read_record(pool.record))
     steps = [line for line in lines if isinstance(line, StepLine)]
     commands = [c for line in steps for c in line.commands]
-    # Every burst got more than one device, the later ones those of the other model. (How many more
-    # depends on how long it lasts on this machine; the simulator's test is exact.)
-    grown = [
-        c.model
-        for c in commands
-        if isinstance(c, ScaleDecided) and c.to_instances > max(c.from_instances, 1)
-    ]
-    grown = [model for model, group in itertools.groupby(grown)]
-    assert grown == ["tiny", "second", "tiny"]
-    reasons = {c.reason for c in commands if isinstance(c, ScaleDecided)}
-    assert {"makes room for second", "makes room for tiny"} <= reasons
     # No thrash (loosely, for slow machines).
     loads = [c for c in commands if isinstance(c, StartHolding) and c.duty is not None]
-    assert len(loads) <= 5 * 3
-    assert len([c for c in commands if isinstance(c, Drain)]) <= 5 * 3
+    assert len(loads) <= 5 * bursts
+    assert len([c for c in commands if isinstance(c, Drain)]) <= 5 * bursts
     requests = [line for line in lines if isinstance(line, RequestLine)]
     assert {line.outcome for line in requests} == {Outcome.FINISHED}
+
+
+def decisions(pool: LocalPool) -> list[ScaleDecided]:
+    steps = [line for line in read_record(pool.record) if isinstance(line, StepLine)]
+    return [c for line in steps for c in line.commands if isinstance(c, ScaleDecided)]
 
 
 def test_the_record_shows_where_the_time_of_a_first_request_went(

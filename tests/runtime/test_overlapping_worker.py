@@ -26,6 +26,7 @@ from livescale.types import (
     SamplingParams,
     WorkerRef,
 )
+from slowness import patient
 
 SOURCE, NOWHERE = WorkerRef(1), WorkerRef(9)
 
@@ -113,7 +114,7 @@ def waiting(worker: ThreadWorker, engine: WaitingEngine, directory: Path) -> Man
     worker.load(5, manifest, feeds, live_order="overlap")
     worker.heard(lambda word: isinstance(word, LayerArrived))
     worker.submit(Submit("g0-1", 1, 5, (1, 2, 3), (), SamplingParams(1)))
-    assert engine.waits.wait(WAIT_S)
+    assert engine.waits.wait(patient(WAIT_S))
     return manifest
 
 

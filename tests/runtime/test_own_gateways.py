@@ -31,10 +31,12 @@ from running_streams import (
 from livescale.config.pool import PoolConfig
 from livescale.runtime.news import News, PoolProgress
 from livescale.runtime.own_gateways import OwnGateways, with_share_of_line
+from slowness import patient, patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")
 NAMES = ("gateway 0", "gateway 1")
 LONG_STREAMS, LONG_TOKENS = 16, 1000
+TRIES = 5
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def pool(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         workers=2,
         gateways=2,
         timed_run_us=5_000,
-        lost_after_ms=2000,
+        lost_after_ms=patient_ms(2000),
     ) as made:
         yield made
 
@@ -76,7 +78,27 @@ def total(page: str, name: str) -> float:
 
 
 def page_of(pool: LocalPool) -> str:
-    return httpx.get(f"{pool.url}/metrics", timeout=60).text
+    return httpx.get(f"{pool.url}/metrics", timeout=patient(60)).text
+
+
+def generated(pool: LocalPool) -> int:
+    """All tokens of the model so far, as the gateway says that answers."""
+    model = httpx.get(f"{pool.url}/admin/models/tiny", timeout=patient(60)).json()
+    return int(model["usage"]["generation_tokens"])
+
+
+def whole_page(pool: LocalPool) -> str:
+    """One for which both gateways answered in time, which a busy machine does not grant always."""
+    pages = [page_of(pool)]
+
+    def is_of_both() -> bool:
+        if total(pages[-1], "gateway_answers") != 2:
+            pages.append(page_of(pool))
+            return False
+        return True
+
+    wait_until(is_of_both, "both gateways answer")
+    return pages[-1]
 
 
 def is_whole(pool: LocalPool) -> bool:
@@ -91,11 +113,13 @@ def test_connections_come_to_both(pool: LocalPool, right: RightTokens) -> None:
 
 
 def test_every_page_has_the_requests_of_both(pool: LocalPool) -> None:
-    before = page_of(pool)
+    before = whole_page(pool)
     answers = asyncio.run(streams_while(pool, nothing))
     # What a request was is counted when its last token has left.
-    wait_until(lambda: total(page_of(pool), "num_requests_running") == 0, "all requests have ended")
-    pages = [page_of(pool) for _ in range(12)]
+    wait_until(
+        lambda: total(whole_page(pool), "num_requests_running") == 0, "all requests have ended"
+    )
+    pages = [whole_page(pool) for _ in range(12)]
     for page in pages:
         grown = {
             name: total(page, name) - total(before, name)
@@ -118,23 +142,26 @@ def test_every_page_has_the_requests_of_both(pool: LocalPool) -> None:
         }
         # What the controller tells both is not added.
         assert (total(page, "workers"), total(page, "instances")) == (2, 2)
-    usages = [
-        httpx.get(f"{pool.url}/admin/models/tiny", timeout=60).json()["usage"] for _ in range(12)
-    ]
-    assert {usage["generation_tokens"] for usage in usages} == {
-        total(pages[-1], "generation_tokens_total")
-    }
+    for _ in range(12):
+        wait_until(
+            lambda: generated(pool) == total(pages[-1], "generation_tokens_total"),
+            "either of them tells the same",
+        )
 
 
 def test_running_requests_of_both_are_shown(pool: LocalPool) -> None:
     async def look() -> set[str]:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=60, limits=limits) as client:
-            answers = [Answer(prompt(number, 20)) for number in range(LONG_STREAMS)]
-            tasks = [
-                asyncio.create_task(answer.read(pool.url, client, LONG_TOKENS))
-                for answer in answers
-            ]
+        async with httpx.AsyncClient(timeout=patient(60), limits=limits) as client:
+            answers: list[Answer] = []
+
+            async def ask(number: int) -> None:
+                """One after the other: where the last one begins late, the first goes on."""
+                while True:
+                    answers.append(Answer(prompt(number, 20)))
+                    await answers[-1].read(pool.url, client, LONG_TOKENS)
+
+            tasks = [asyncio.create_task(ask(number)) for number in range(LONG_STREAMS)]
             await asyncio.to_thread(
                 wait_until,
                 lambda: pool.gauge("num_requests_running") == LONG_STREAMS,
@@ -143,9 +170,9 @@ def test_running_requests_of_both_are_shown(pool: LocalPool) -> None:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            return {number_of(answer.request) for answer in answers}
+            return {number_of(answer.request) for answer in answers if answer.request}
 
-    assert asyncio.run(look()) >= {"0", "1"}
+    assert asyncio.run(look()) == {"0", "1"}
     wait_until(lambda: pool.gauge("num_requests_running") == 0, "their clients have left")
 
 
@@ -154,20 +181,30 @@ def test_a_gateway_that_dies_takes_its_own_streams_alone(
 ) -> None:
     """Clients that come meanwhile are served, and counts do not go back."""
     wait_until(lambda: is_whole(pool), "both gateways answer")
-    seen = page_of(pool)
+    seen = whole_page(pool)
 
     async def kill() -> None:
         pool.kill("gateway 0")
 
-    with Callers(pool) as callers:
-        answers = asyncio.run(streams_while(pool, kill))
-        wait_until(lambda: is_whole(pool), "it is replaced")
-        callers.wait_for(lambda: callers.lives["0.1"] > 0, "the next one gets clients, too")
-    lost = [answer for answer in answers if answer.error]
-    assert {number_of(answer.request) for answer in lost} == {"0"}
-    check_these([answer for answer in answers if not answer.error], right)
-    assert callers.problems == []
-    later = page_of(pool)
+    for life in range(1, TRIES + 1):
+        with Callers(pool) as callers:
+            answers = asyncio.run(streams_while(pool, kill))
+            wait_until(lambda: is_whole(pool), "it is replaced")
+            next_life = f"0.{life}"
+            callers.wait_for(
+                lambda here=callers, name=next_life: here.lives[name] > 0,
+                "the next one gets clients, too",
+            )
+        assert callers.problems == []
+        lost = {number_of(answer.request) for answer in answers if answer.error}
+        assert lost <= {"0"}
+        check_these([answer for answer in answers if not answer.error], right)
+        # On busy cores the first streams are over when the last ones begin.
+        if lost:
+            break
+    else:
+        raise AssertionError("it never had a stream")
+    later = whole_page(pool)
     back = [
         key
         for key, value in shown(seen).items()
@@ -198,7 +235,7 @@ class Callers:
         body = {"model": "tiny", "prompt": prompt(1, 20), "max_tokens": 2}
         while not self._is_over.is_set():
             try:
-                answer = httpx.post(self._url, json=body, timeout=60)
+                answer = httpx.post(self._url, json=body, timeout=patient(60))
             except (httpx.RemoteProtocolError, httpx.ReadError):
                 continue
             except httpx.TransportError as error:

@@ -41,6 +41,7 @@ from livescale.runtime.protocol import (
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
 from livescale.types import Outcome, SamplingParams, WorkerRef
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -76,7 +77,7 @@ class PartnerPlane:
             self.plane.post(self._other, pack(Letter(message))[0])
 
     def heard(self, is_wanted: Callable[[LiveMessage], bool]) -> LiveMessage:
-        while not is_wanted(message := self.came.get(timeout=WAIT_S)):
+        while not is_wanted(message := self.came.get(timeout=patient(WAIT_S))):
             pass
         return message
 
@@ -123,7 +124,7 @@ class HelpingTarget:
     def listen(self, count: int) -> None:
         """Until so many requests have ended."""
         while len(self.ended) < count:
-            word = self.worker.said.get(timeout=WAIT_S)
+            word = self.worker.said.get(timeout=patient(WAIT_S))
             if isinstance(word, Tokens):
                 for token in word.tokens:
                     self.tokens[token.request].append(token.token_id)
@@ -189,7 +190,7 @@ def test_only_who_was_given_a_batch_can_take_it(
         target.stranger.say(KvWanted(batch, 1), Taken(batch), Settled(batch), Declined(batch))
         target.stranger.say(Pull(batch), Parted(TARGET))
         for _ in ("its KV", "the batch"):
-            assert target.stranger.came.get(timeout=WAIT_S) == Gone(batch)
+            assert target.stranger.came.get(timeout=patient(WAIT_S)) == Gone(batch)
     # It is the partner's to say; and who parts wants nothing that is on its way, either.
     target.partner.say(Parted(TARGET))
     target.listen(len(target.asked))

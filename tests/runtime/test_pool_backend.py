@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -79,6 +80,7 @@ from livescale.types import (
     SamplingParams,
     WorkerRef,
 )
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -168,7 +170,7 @@ class SecondWorker:
         self._listener.send(message)
 
     async def told(self) -> object:
-        return await asyncio.wait_for(self.heard.get(), WAIT_S)
+        return await asyncio.wait_for(self.heard.get(), patient(WAIT_S))
 
     async def close(self) -> None:
         await self._listener.close()
@@ -208,13 +210,13 @@ class ScriptedPool:
         self._others.append(worker)
         peers = [Peer(self.worker, self._worker.address), await worker.start()]
         self.say(Peers(tuple(peers)))
-        await asyncio.wait_for(worker.is_known.wait(), WAIT_S)
+        await asyncio.wait_for(worker.is_known.wait(), patient(WAIT_S))
         return worker
 
     async def heard(self, kind: type) -> object:
         """The next message of a kind that the gateway told the controller."""
         while True:
-            message = await asyncio.wait_for(self.told.get(), WAIT_S)
+            message = await asyncio.wait_for(self.told.get(), patient(WAIT_S))
             if isinstance(message, kind):
                 return message
 
@@ -237,7 +239,7 @@ class ScriptedPool:
         self._worker.send(message)
 
     async def worker_hears(self) -> object:
-        return await asyncio.wait_for(self.worker_told.get(), WAIT_S)
+        return await asyncio.wait_for(self.worker_told.get(), patient(WAIT_S))
 
     async def close(self) -> None:
         await self.lose_worker()
@@ -302,7 +304,7 @@ async def publish(pool: ScriptedPool, backend: PoolBackend, *models: str, **leav
     listed = [published(name) for name in models]
     listed += [published(name, is_leaving=is_leaving) for name, is_leaving in leaving.items()]
     pool.say(Catalog(tuple(listed)))
-    await asyncio.wait_for(known.wait(), WAIT_S)
+    await asyncio.wait_for(known.wait(), patient(WAIT_S))
 
 
 @dataclass
@@ -342,7 +344,7 @@ ops = st.lists(
 @given(ops)
 @settings(max_examples=examples(200))
 def test_what_waits_and_what_runs_is_counted(story: list[tuple]) -> None:
-    asyncio.run(asyncio.wait_for(tell(story), WAIT_S))
+    asyncio.run(asyncio.wait_for(tell(story), patient(WAIT_S)))
 
 
 async def tell(story: list[tuple]) -> None:
@@ -509,21 +511,24 @@ def test_more_generations_than_may_wait_are_taken_when_nobody_waits() -> None:
 def test_a_request_that_no_instance_takes_ends() -> None:
     """Dispatched ones go on; one whose worker is lost waits anew, and no longer than others."""
 
+    # Long enough for a dispatch that is on its way.
+    limit_s = round(patient(1.5), 1)
+
     async def story() -> None:
-        async with pool_and_gateway(queue_timeout_s=1.5) as (pool, backend):
+        async with pool_and_gateway(queue_timeout_s=limit_s) as (pool, backend):
             await pool.start_worker()
             [taken] = submitted(backend, [GenerateRequest("taken", "a", (5,), SamplingParams(9))])
             pool.say(Dispatch("taken", 1, 1, pool.worker))
-            await asyncio.wait_for(pool.submitted.get(), WAIT_S)
+            await asyncio.wait_for(pool.submitted.get(), patient(WAIT_S))
             [waits] = submitted(backend, [GenerateRequest("waits", "a", (5, 6), SamplingParams(9))])
-            with pytest.raises(NoInstance, match=r"'a'.* 1\.5 s") as waited:
+            with pytest.raises(NoInstance, match=rf"'a'.* {re.escape(f'{limit_s:g}')} s") as waited:
                 await anext(aiter(waits))
             assert waited.value.retry_after_s > 0
             assert waited.value.code == "queue_timeout"
             assert (await pool.heard(RequestCancelled)).request == "waits"
             timed = await pool.heard(RequestTimed)
             assert timed.line.outcome is Outcome.FAILED
-            assert "1.5 s" in timed.line.error
+            assert f"{limit_s:g} s" in timed.line.error
             assert timed.line.first_dispatched_ns is None
             assert reading(backend, "num_requests_waiting", "a") == 0
             assert reading(backend, "num_requests_running", "a") == 1
@@ -542,7 +547,7 @@ def test_a_request_that_no_instance_takes_ends() -> None:
             assert len(timed.line.token_ns) == 1
             assert reading(backend, "num_requests_waiting", "a") == 0
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 def test_a_worker_whose_connection_is_being_made_is_sent_all_of_it_in_order() -> None:
@@ -554,10 +559,10 @@ def test_a_worker_whose_connection_is_being_made_is_sent_all_of_it_in_order() ->
             while stream.queued_s is None:
                 await asyncio.sleep(0)
             stream.cancel()
-            assert (await asyncio.wait_for(pool.submitted.get(), WAIT_S)).request == "r"
+            assert (await asyncio.wait_for(pool.submitted.get(), patient(WAIT_S))).request == "r"
             assert await pool.worker_hears() == Cancel("r", 1)
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 def test_a_line_of_the_record_has_all_times_in_order() -> None:
@@ -568,7 +573,7 @@ def test_a_line_of_the_record_has_all_times_in_order() -> None:
             [stream] = submitted(backend, [asked])
             for attempt in (1, 2):
                 pool.say(Dispatch("r", attempt, 1, pool.worker))
-                await asyncio.wait_for(pool.submitted.get(), WAIT_S)
+                await asyncio.wait_for(pool.submitted.get(), patient(WAIT_S))
                 if attempt == 1:
                     await pool.lose_worker()
                     await pool.heard(RequestEnded)
@@ -583,7 +588,7 @@ def test_a_line_of_the_record_has_all_times_in_order() -> None:
             assert line.first_dispatched_ns < line.dispatched_ns
             assert line.attempts == 2
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 def test_a_request_that_is_over_leaves_nothing_for_the_garbage_collector() -> None:
@@ -594,7 +599,7 @@ def test_a_request_that_is_over_leaves_nothing_for_the_garbage_collector() -> No
             await pool.start_worker()
             [stream] = submitted(backend, [GenerateRequest("r", "a", (5,), SamplingParams(9))])
             pool.say(Dispatch("r", 1, 1, pool.worker))
-            await asyncio.wait_for(pool.submitted.get(), WAIT_S)
+            await asyncio.wait_for(pool.submitted.get(), patient(WAIT_S))
             pool.emit(Token("r", 1, 0, 7, FinishReason.STOP))
             assert len([chunk async for chunk in stream]) == 1
             kept = weakref.ref(stream)
@@ -606,7 +611,7 @@ def test_a_request_that_is_over_leaves_nothing_for_the_garbage_collector() -> No
             finally:
                 gc.enable()
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 def test_a_request_of_a_withdrawn_model_goes_on_where_its_worker_died() -> None:
@@ -615,7 +620,7 @@ def test_a_request_of_a_withdrawn_model_goes_on_where_its_worker_died() -> None:
             await pool.start_worker()
             [stream] = submitted(backend, [GenerateRequest("r", "a", (5,), SamplingParams(9))])
             pool.say(Dispatch("r", 1, 1, pool.worker))
-            await asyncio.wait_for(pool.submitted.get(), WAIT_S)
+            await asyncio.wait_for(pool.submitted.get(), patient(WAIT_S))
             pool.emit(Token("r", 1, 0, 7, None))
             chunks = aiter(stream)
             assert (await anext(chunks)).token_id == 7
@@ -631,7 +636,7 @@ def test_a_request_of_a_withdrawn_model_goes_on_where_its_worker_died() -> None:
             pool.incarnation += 1
             await pool.start_worker()
             pool.say(Dispatch("r", 2, 1, pool.worker))
-            submit = await asyncio.wait_for(pool.submitted.get(), WAIT_S)
+            submit = await asyncio.wait_for(pool.submitted.get(), patient(WAIT_S))
             assert submit.generated_ids == (7,)
             pool.emit(
                 Token("r", 1, 1, 66, None),  # of the attempt that was lost
@@ -640,7 +645,7 @@ def test_a_request_of_a_withdrawn_model_goes_on_where_its_worker_died() -> None:
             )
             assert [chunk.token_id async for chunk in chunks] == [8]
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 def test_what_waits_for_a_model_that_is_gone_ends() -> None:
@@ -653,7 +658,7 @@ def test_what_waits_for_a_model_that_is_gone_ends() -> None:
             with pytest.raises(GenerationFailed, match="'a' was removed"):
                 await anext(aiter(stream))
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 # -- attempts that move ---------------------------------------------------------------------------
@@ -668,7 +673,7 @@ async def one_request_on_the_first_of_two() -> AsyncIterator[
         other = await pool.add_worker(1)
         [stream] = submitted(backend, [GenerateRequest("r", "a", (5,), SamplingParams(9))])
         pool.say(Dispatch("r", 1, 1, pool.worker))
-        await asyncio.wait_for(pool.submitted.get(), WAIT_S)
+        await asyncio.wait_for(pool.submitted.get(), patient(WAIT_S))
         yield pool, backend, other, stream
 
 
@@ -694,7 +699,7 @@ def test_tokens_are_accepted_from_whoever_owns_the_attempt() -> None:
             other.say(AttemptTaken("r", 1))
             assert await other.told() == Cancel("r", 1)
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 def test_of_two_takers_the_later_owns_the_attempt_whichever_word_comes_first() -> None:
@@ -712,7 +717,7 @@ def test_of_two_takers_the_later_owns_the_attempt_whichever_word_comes_first() -
             pool.emit(Token("r", 1, 1, 8, FinishReason.STOP))
             assert [chunk.token_id async for chunk in chunks] == [8]
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 def test_a_new_owner_may_repeat_what_the_last_one_had_sent() -> None:
@@ -730,7 +735,7 @@ def test_a_new_owner_may_repeat_what_the_last_one_had_sent() -> None:
             assert [chunk.token_id async for chunk in chunks] == [10]
             assert other.heard.empty()
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 @pytest.mark.parametrize(
@@ -757,7 +762,7 @@ def test_an_owner_who_goes_on_elsewhere_loses_the_attempt(token: Token) -> None:
             other.say(Tokens((Token("r", 2, 1, 8, FinishReason.STOP),)))
             assert [chunk.token_id async for chunk in chunks] == [8]
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 def test_whoever_computes_what_nobody_wants_is_told_to_stop_once() -> None:
@@ -771,7 +776,7 @@ def test_whoever_computes_what_nobody_wants_is_told_to_stop_once() -> None:
             # Of another request it is told again, and of one that was cancelled no second time.
             [stream] = submitted(backend, [GenerateRequest("s", "a", (5,), SamplingParams(9))])
             pool.say(Dispatch("s", 1, 1, pool.worker))
-            await asyncio.wait_for(pool.submitted.get(), WAIT_S)
+            await asyncio.wait_for(pool.submitted.get(), patient(WAIT_S))
             for index in range(3):
                 other.say(Tokens((Token("s", 1, index, 66, None),)))
             assert await other.told() == Disown("s", 1, 0)
@@ -785,7 +790,7 @@ def test_whoever_computes_what_nobody_wants_is_told_to_stop_once() -> None:
             assert await other.told() == Cancel("r", 1)
             assert await pool.worker_hears() == Cancel("r", 1)
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 def test_an_attempt_may_be_taken_over_from_one_who_died() -> None:
@@ -802,7 +807,7 @@ def test_an_attempt_may_be_taken_over_from_one_who_died() -> None:
             stream.cancel()
             assert await other.told() == Cancel("r", 1)
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 def test_a_newer_attempt_disowns_the_older_one() -> None:
@@ -813,7 +818,7 @@ def test_a_newer_attempt_disowns_the_older_one() -> None:
             chunks = aiter(stream)
             assert (await anext(chunks)).token_id == 7
             pool.say(Dispatch("r", 2, 1, pool.worker))
-            submit = await asyncio.wait_for(pool.submitted.get(), WAIT_S)
+            submit = await asyncio.wait_for(pool.submitted.get(), patient(WAIT_S))
             assert (submit.attempt, submit.generated_ids) == (2, (7,))
             assert await other.told() == Disown("r", 1)
             other.say(AttemptTaken("r", 1))  # too late
@@ -821,7 +826,7 @@ def test_a_newer_attempt_disowns_the_older_one() -> None:
             pool.emit(Token("r", 2, 1, 8, FinishReason.STOP))
             assert [chunk.token_id async for chunk in chunks] == [8]
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 def test_an_attempt_that_is_given_back_waits_again() -> None:
@@ -844,7 +849,7 @@ def test_an_attempt_that_is_given_back_waits_again() -> None:
             assert (ended.attempt, ended.outcome) == (2, Outcome.RETURNED)
             assert (await pool.heard(RequestArrived)).worker is None
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 # -- models ---------------------------------------------------------------------------------------
@@ -874,7 +879,7 @@ def test_administrators_questions_are_answered() -> None:
                         await asked
                     assert refused.value.problem == problem.value
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 def test_a_lost_controller_answers_nothing_and_the_next_one_can_be_asked() -> None:
@@ -890,7 +895,7 @@ def test_a_lost_controller_answers_nothing_and_the_next_one_can_be_asked() -> No
             pool.say(ModelAnswer((await pool.heard(RemoveModel)).call, "a"))
             await again
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 @pytest.mark.parametrize(
@@ -923,7 +928,7 @@ def test_where_a_model_stands(
             backend.watch_models(known.set)
             listed = published("a", instances_min, priority=7)
             pool.say(Catalog((listed,), preparing=(("z", "/models/z"),)))
-            await asyncio.wait_for(known.wait(), WAIT_S)
+            await asyncio.wait_for(known.wait(), patient(WAIT_S))
             assert backend.is_ready() != is_unready
             state, preparing = backend.model_states()
             assert (state.state, state.instances, state.host_copies) == (phase, instances, 2)
@@ -937,7 +942,7 @@ def test_where_a_model_stands(
             assert reading(backend, "device_seconds_total", "a") == 5e-9
             assert [card.name for card in backend.models()] == ["a"]
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 def test_instances_are_shown_by_role() -> None:
@@ -960,7 +965,7 @@ def test_instances_are_shown_by_role() -> None:
             states = {"a": {"serving": 1, "loading": 1}, "b": {"serving": 1}}
             pool.say(PoolStatus(states, 3, {}, by_role=by_role))
             pool.say(Catalog((split, published("b", 1))))
-            await asyncio.wait_for(known.wait(), WAIT_S)
+            await asyncio.wait_for(known.wait(), patient(WAIT_S))
             shown = [r for r in backend.readings() if r.name == "instances"]
             counts = {tuple(label for _, label in r.labels): r.value for r in shown}
             assert {key: count for key, count in counts.items() if count} == {
@@ -973,7 +978,7 @@ def test_instances_are_shown_by_role() -> None:
             assert (first.instances_by_role, first.roles) == (one_each, roles)
             assert (second.instances_by_role, second.roles) == ({}, None)
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
 def test_the_instances_loads_are_shown() -> None:
@@ -981,7 +986,7 @@ def test_the_instances_loads_are_shown() -> None:
         async with pool_and_gateway() as (pool, backend):
             loads = {"a": ModelLoad(3, 12, 5, 100, 60), "b": ModelLoad(0, 0)}
             pool.say(PoolStatus({"a": {"serving": 2}, "b": {"serving": 1}}, 3, loads))
-            await asyncio.wait_for(backend.is_settled.wait(), WAIT_S)
+            await asyncio.wait_for(backend.is_settled.wait(), patient(WAIT_S))
             assert reading(backend, "kv_cache_usage_perc", "a") == 0.25
             assert reading(backend, "kv_cache_usage_perc", "b") == 0.0
             assert reading(backend, "kv_blocks", "a") == 12
@@ -1021,4 +1026,4 @@ def test_the_controller_is_told_whose_a_request_is_also_the_next_one() -> None:
                 told = [(e.request, e.client, e.weight) for e in events]  # type: ignore[attr-defined]
                 assert sorted(told) == expected
 
-    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))

@@ -20,6 +20,7 @@ from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record import RequestLine, read_record, starts_of
 from livescale.telemetry.record_parts import parts_of
 from livescale.telemetry.replay import replay
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -28,7 +29,7 @@ def ask(pool: LocalPool, requests: int = 1, tokens: int = 4, choices: int = 1) -
     """Completions one after the other; all end well. Each choice is a request of the record."""
     body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": tokens, "n": choices}
     body |= {"ignore_eos": True}
-    with httpx.Client(timeout=60) as client:
+    with httpx.Client(timeout=patient(60)) as client:
         for _ in range(requests):
             answer = client.post(f"{pool.url}/v1/completions", json=body)
             assert answer.status_code == 200, answer.text

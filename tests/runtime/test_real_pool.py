@@ -26,6 +26,7 @@ from livescale.telemetry.record import (
 )
 from livescale.telemetry.replay import replay
 from livescale.types import Outcome
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 # About 3.4 MB at this rate: a load takes a third of a second.
@@ -71,7 +72,9 @@ def test_a_burst_scales_to_all_workers_and_back_with_right_tokens(
         # Other prompts each time: none is found in an instance's prefix index.
         lengths = [3000, *(150 + n for n in range(1, STREAMS))]
         answers = [Answer(prompt(number * STREAMS + n, length)) for n, length in enumerate(lengths)]
-        async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=None)) as c:
+        async with httpx.AsyncClient(
+            timeout=patient(60), limits=httpx.Limits(max_connections=None)
+        ) as c:
             return await asyncio.gather(*(answer.read(pool.url, c, 64) for answer in answers))
 
     loads: list[tuple[int, LoadPhases]] = []
@@ -101,7 +104,7 @@ def test_a_burst_scales_to_all_workers_and_back_with_right_tokens(
 
 
 def test_both_endpoints_with_the_official_client(pool: LocalPool) -> None:
-    client = openai.OpenAI(base_url=f"{pool.url}/v1", api_key="none", timeout=60)
+    client = openai.OpenAI(base_url=f"{pool.url}/v1", api_key="none", timeout=patient(60))
     assert [model.id for model in client.models.list()] == ["tiny"]
     whole = client.completions.create(model="tiny", prompt="one two", max_tokens=8, temperature=0)
     assert whole.usage is not None
@@ -121,7 +124,7 @@ def test_choices_seeds_stops_and_logprobs_through_the_whole_pool(pool: LocalPool
     def ask(**said: object) -> dict[str, object]:
         body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 12, "ignore_eos": True}
         body |= {"return_token_ids": True, **said}
-        response = httpx.post(f"{pool.url}/v1/completions", json=body, timeout=60)
+        response = httpx.post(f"{pool.url}/v1/completions", json=body, timeout=patient(60))
         assert response.status_code == 200, response.text
         return response.json()
 
@@ -150,7 +153,7 @@ def test_killing_the_controller_does_not_touch_streams(
     old = pool.pool.pids()["controller"]
 
     async def two_streams() -> list[Answer]:
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=patient(60)) as client:
             early, late = Answer(prompt(1, 30)), Answer(prompt(2, 30))
             after = None
             async for count in early.stream(pool.url, client, 300):
@@ -163,8 +166,7 @@ def test_killing_the_controller_does_not_touch_streams(
 
     check(oracle, run(two_streams()), 300)
     assert pool.pool.pids()["controller"] != old
-    lives = [line for line in read_record(pool.record) if isinstance(line, RunLine)]
-    assert len(lives) == 2
+    wait_until(lambda: lives(pool) == 2, "the next life is on record")
     # It goes on: what an earlier life started is scaled and released by the next.
     test_a_burst_scales_to_all_workers_and_back_with_right_tokens(pool, oracle)
 
@@ -174,7 +176,7 @@ def test_a_stream_survives_the_death_of_its_worker(pool: LocalPool, oracle: Gree
     victim = worker_that_serves(pool)
 
     async def stream() -> Answer:
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=patient(60)) as client:
             answer = Answer(prompt(3, 30))
             async for count in answer.stream(pool.url, client, 300):
                 if count == 20:
@@ -184,6 +186,10 @@ def test_a_stream_survives_the_death_of_its_worker(pool: LocalPool, oracle: Gree
     check(oracle, [run(stream())], 300)
     wait_until(lambda: pool.gauge("workers") == 3, "the dead worker is replaced")
     wait_until(lambda: len(request_lines(pool)) and request_lines(pool)[-1].attempts == 2, "record")
+
+
+def lives(pool: LocalPool) -> int:
+    return sum(isinstance(line, RunLine) for line in read_record(pool.record))
 
 
 def multicast_loads(pool: LocalPool) -> list[tuple[int, LoadPhases]]:
@@ -197,7 +203,8 @@ def worker_that_serves(pool: LocalPool) -> int:
     """The process of the only instance: the one that answers a request."""
     known = len(request_lines(pool))
     answer = {"model": "tiny", "prompt": [5, 6], "max_tokens": 1}
-    assert httpx.post(f"{pool.url}/v1/completions", json=answer, timeout=60).status_code == 200
+    answered = httpx.post(f"{pool.url}/v1/completions", json=answer, timeout=patient(60))
+    assert answered.status_code == 200, answered.text
     wait_until(lambda: len(request_lines(pool)) > known, "the request is recorded")
     worker = request_lines(pool)[-1].worker
     assert worker is not None
@@ -210,7 +217,7 @@ def request_lines(pool: LocalPool) -> list[RequestLine]:
 
 def test_a_client_that_leaves_frees_its_request(pool: LocalPool) -> None:
     async def leave_early() -> None:
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=patient(60)) as client:
             async for count in Answer(prompt(4, 30)).stream(pool.url, client, 3000):
                 if count == 5:
                     return
@@ -239,7 +246,7 @@ def kv_blocks_used(pool: LocalPool) -> int:
 def test_wrong_requests_are_explained(
     pool: LocalPool, body: dict[str, object], status: int, words: list[str]
 ) -> None:
-    answer = httpx.post(f"{pool.url}/v1/completions", json=body, timeout=60)
+    answer = httpx.post(f"{pool.url}/v1/completions", json=body, timeout=patient(60))
     assert answer.status_code == status
     message = answer.json()["error"]["message"]
     assert all(word in message for word in words), message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from livescale.policies import ROLES
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record import StepLine, read_record
 from livescale.types import RequestId
+from slowness import patient
 
 pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.long]
 LIMITS = (
@@ -46,7 +48,7 @@ def ask(url: str, numbers: Sequence[int], tokens: int) -> list[Answer]:
     """Streams at the same time, read to their end."""
 
     async def all_of_them() -> list[Answer]:
-        async with httpx.AsyncClient(timeout=120, limits=httpx.Limits()) as client:
+        async with httpx.AsyncClient(timeout=patient(120), limits=httpx.Limits()) as client:
             answers = [Answer(prompt(number, 40 + number)) for number in numbers]
             await asyncio.gather(*(answer.read(url, client, tokens) for answer in answers))
         return answers
@@ -118,8 +120,8 @@ def test_kv_of_a_real_model_goes_from_host_to_host(
 
 def test_the_head_that_takes_over_keeps_the_roles(tiny_model: Path, tmp_path: Path) -> None:
     """Streams go on, what comes later is handed over, and nothing is loaded again."""
-    heads = Heads(tiny_model, tmp_path, LIMITS)
-    with heads.make(0) as first:
+    made = contextlib.closing(Heads(tiny_model, tmp_path, LIMITS))
+    with made as heads, heads.make(0) as first:
         wait_until((tmp_path / "lease").exists, "the first head acts")
         joiner = Joiner(first, "alice", tmp_path, "--workers", "2")
         with closing(joiner), heads.make(1) as second:

@@ -27,6 +27,7 @@ from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record import RunLine, StepLine, read_record
 from livescale.telemetry.replay import replay
 from livescale.types import InstanceId, Role
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 LIMITS = "    roles: {prefill: {max_replicas: 1}, decode: {max_replicas: 1}}\n"
@@ -148,18 +149,20 @@ def test_a_controller_that_dies_finds_the_roles(pool: LocalPool, right: RightTok
 def test_administrators_see_the_roles_and_change_their_limits(
     pool: LocalPool, right: RightTokens
 ) -> None:
-    model = httpx.get(f"{pool.url}/admin/models/tiny", timeout=10).json()
+    model = httpx.get(f"{pool.url}/admin/models/tiny", timeout=patient(10)).json()
     assert model["instances_by_role"] == {"prefill": {"serving": 1}, "decode": {"serving": 1}}
     assert (model["min_replicas"], model["max_replicas"]) == (2, 2)
     for most in (2, 1):
         decode = {"min_replicas": most, "max_replicas": most}
         changes = {"roles": {"prefill": {"max_replicas": 1}, "decode": decode}}
-        changed = httpx.patch(f"{pool.url}/admin/models/tiny", json=changes, timeout=60)
+        changed = httpx.patch(f"{pool.url}/admin/models/tiny", json=changes, timeout=patient(60))
         assert changed.status_code == 200, changed.text
         assert changed.json()["max_replicas"] == 1 + most
         wait_until(lambda most=most: serving(pool, Role.DECODE) == most, "the limit holds")
         check_undisturbed(pool, right)
-    changed = httpx.patch(f"{pool.url}/admin/models/tiny", json={"max_replicas": 3}, timeout=60)
+    changed = httpx.patch(
+        f"{pool.url}/admin/models/tiny", json={"max_replicas": 3}, timeout=patient(60)
+    )
     assert changed.status_code == 400
     assert "roles" in changed.json()["error"]["message"]
 
@@ -177,7 +180,7 @@ def test_tokens_of_a_real_model_are_right_when_a_process_dies(
     async def burst(pool: LocalPool, dies: Role | None) -> list[Answer]:
         limits = httpx.Limits(max_connections=None)
         begun = asyncio.Event()
-        async with httpx.AsyncClient(timeout=60, limits=limits) as client:
+        async with httpx.AsyncClient(timeout=patient(60), limits=limits) as client:
             answers = [Answer(prompt(number, 250 + number)) for number in range(streams)]
 
             async def read(answer: Answer) -> None:
@@ -220,7 +223,7 @@ def test_a_prefill_instance_has_its_new_role_before_its_prompt_is_computed(
     roles = {r: {"min_replicas": n, "max_replicas": m} for r, (n, m) in wanted.items()}
 
     async def answers_while_one_changes(pool: LocalPool) -> list[Answer]:
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=patient(60)) as client:
             answers = [Answer(prompt(number, 100)) for number in range(2)]
             tasks = [asyncio.create_task(a.read(pool.url, client, 5)) for a in answers]
             sent = functools.partial(words, pool, Dispatch)
@@ -280,7 +283,7 @@ def test_both_roles_go_to_zero_and_come_back_together(tiny_model: Path, tmp_path
         tokens = []
         for _ in range(2):
             wait_until(lambda: pool.gauge("instances") == 0, "it is at zero")
-            answer = httpx.post(f"{pool.url}/v1/completions", json=body, timeout=60)
+            answer = httpx.post(f"{pool.url}/v1/completions", json=body, timeout=patient(60))
             assert answer.status_code == 200, answer.text
             tokens.append(answer.json()["choices"][0]["token_ids"])
         assert len(tokens[0]) == 200

@@ -20,6 +20,7 @@ from pool_thread import LocalPool, wait_until
 from running_streams import check, nothing, right_tokens_of, streams_while
 
 from livescale.runtime.token import JoinToken, make_token
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 POLICY = "    min_replicas: 1\n    prefill_tokens_per_s: 5000\n"
@@ -200,8 +201,10 @@ def test_the_api_over_https(tiny_model: Path, cluster: Cluster, tmp_path: Path) 
         context = ssl.create_default_context(cafile=cluster.head_dir / "ca.pem")
         context.check_hostname = False
         asked = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 4, "stream": True}
-        answer = httpx.post(f"{pool.url}/v1/completions", json=asked, verify=context, timeout=30)
+        answer = httpx.post(
+            f"{pool.url}/v1/completions", json=asked, verify=context, timeout=patient(30)
+        )
         assert answer.status_code == 200
         assert re.search(r"data: \[DONE\]", answer.text)
         with pytest.raises(httpx.HTTPError):
-            httpx.get(pool.url.replace("https", "http") + "/health", timeout=10)
+            httpx.get(pool.url.replace("https", "http") + "/health", timeout=patient(10))

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from certificates import LOST_AFTER_MS, Cluster, token_of
+from certificates import Cluster, lost_after_ms, token_of
 from joiners import JoinedGateway, Joiner, Machine, closing
 from pool_thread import LocalPool, wait_until
 from running_streams import STREAMS, are_given_up, check, nothing, right_tokens_of, streams_while
@@ -54,6 +54,7 @@ from livescale.runtime.protocol import (
 from livescale.runtime.token import JoinToken
 from livescale.runtime.wire_channel import Wire, open_wire
 from livescale.types import HoldingId, Outcome, WorkerRef
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -113,12 +114,12 @@ def test_its_answers_come_over_https_and_its_wires_say_nothing_in_plain_text(
             check(asyncio.run(streams_while(head, nothing, [web.url], context)), right)
             body = {"model": "tiny", "prompt": "Hello there", "max_tokens": 4, "temperature": 0}
             url = f"{web.url}/v1/completions"
-            answer = httpx.post(url, json=body, verify=context, timeout=60)
+            answer = httpx.post(url, json=body, verify=context, timeout=patient(60))
             assert answer.status_code == 200, "its tokenizer has come over the wire"
             with pytest.raises(httpx.ConnectError, match="certificate"):
-                httpx.get(f"{web.url}/live", timeout=60)
+                httpx.get(f"{web.url}/live", timeout=patient(60))
             with pytest.raises(httpx.HTTPError):
-                httpx.get(f"{web.url.replace('https', 'http')}/live", timeout=60)
+                httpx.get(f"{web.url.replace('https', 'http')}/live", timeout=patient(60))
             web.interrupt()
             assert web.ended() == 0
         secret = token_of(head).secret
@@ -282,11 +283,11 @@ class Rogue:
             wire.send(word)
         came: list[object] = []
         # It works, as far as can be seen: only for what it said is it cut off.
-        heartbeats = Heartbeats(LOST_AFTER_MS)
+        heartbeats = Heartbeats(lost_after_ms())
         heartbeats.add(wire)
         beating = asyncio.create_task(heartbeats.run())
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(patient(60)):
                 async for message in wire:
                     came.append(message)
         finally:
@@ -301,7 +302,7 @@ class Rogue:
 async def own_requests(head: LocalPool) -> tuple[str, list[str]]:
     """What the head's own gateway is called, and some of its streams, which came last."""
     body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 1}
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=patient(60)) as client:
         answer = (await client.post(f"{head.url}/v1/completions", json=body)).json()
     _, name, number = answer["id"].split("-")
     return name, [f"{name}-{int(number) - back}" for back in range(1, STREAMS, 4)]

@@ -25,6 +25,7 @@ from livescale.runtime.protocol import (
     ToExaminer,
 )
 from livescale.runtime.wire_channel import Wire, open_wire
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -41,7 +42,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 
 def run(story: Awaitable[None]) -> None:
     async def in_time() -> None:
-        await asyncio.wait_for(story, WAIT_S)
+        await asyncio.wait_for(story, patient(WAIT_S))
 
     asyncio.run(in_time())
 
@@ -105,7 +106,7 @@ class Tap:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(WAIT_S)
+            thread.join(patient(WAIT_S))
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -121,7 +122,7 @@ class Tap:
         back = threading.Thread(target=self._pass, args=(called, caller, self.answered))
         back.start()
         self._pass(caller, called, self.sent, self._flip_at)
-        back.join(WAIT_S)
+        back.join(patient(WAIT_S))
         caller.close()
         called.close()
 

@@ -14,6 +14,7 @@ from livescale.common.settings import ConfigError
 from livescale.runtime import shared_port
 from livescale.runtime.listening import listen
 from livescale.runtime.shared_port import SharedPort
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -34,7 +35,7 @@ def accepted(port: SharedPort, connections: int = CONNECTIONS) -> list[int]:
     counts = [0] * SOCKETS
     with contextlib.ExitStack() as opened:
         for _ in range(connections):
-            opened.enter_context(socket.create_connection(port.address, timeout=20))
+            opened.enter_context(socket.create_connection(port.address, timeout=patient(20)))
         for number in range(SOCKETS):
             with socket.socket(fileno=socket.dup(port.fileno(number))) as listener:
                 listener.setblocking(False)
@@ -64,7 +65,7 @@ def test_each_gets_its_share(port: SharedPort) -> None:
 def test_a_connection_that_waits_is_not_lost(port: SharedPort) -> None:
     """It came to a socket that gets none any more."""
     port.deal_to([1])
-    with socket.create_connection(port.address, timeout=20):
+    with socket.create_connection(port.address, timeout=patient(20)):
         port.deal_to([0, 2])
         with socket.socket(fileno=socket.dup(port.fileno(1))) as listener:
             listener.settimeout(20)

@@ -28,9 +28,9 @@ from running_streams import (
 
 from livescale.messages.events import WorkerLost
 from livescale.telemetry.record import StepLine, read_record
+from slowness import patient, patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")
-LOST_AFTER_MS = 1000
 #: of one run; a stream takes a few seconds, in which everything happens
 RUN_US = 20_000
 
@@ -44,7 +44,7 @@ def pool(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         device="timed",
         workers=3,
         timed_run_us=RUN_US,
-        lost_after_ms=LOST_AFTER_MS,
+        lost_after_ms=patient_ms(1000),
     ) as local:
         yield local
 
@@ -71,7 +71,7 @@ def stopped(pool: LocalPool) -> Iterator[Callable[[str], psutil.Process]]:
 
 def is_whole(pool: LocalPool) -> bool:
     try:
-        is_healthy = httpx.get(f"{pool.url}/health", timeout=10).status_code == 200
+        is_healthy = httpx.get(f"{pool.url}/health", timeout=patient(10)).status_code == 200
         has_workers = pool.gauge("workers") == 3 and pool.gauge("instances") == 3
         return is_healthy and has_workers and pool.gauge("host_copies") == 1
     except httpx.HTTPError:
@@ -116,7 +116,7 @@ def test_requests_wait_for_the_next_life_of_a_stopped_controller(
         process = stopped("controller")
         # New ones come while it is stopped: what answers them is its next life.
         new = Answer(prompt(0, 20))
-        async with httpx.AsyncClient(timeout=ANSWER_S) as client:
+        async with httpx.AsyncClient(timeout=patient(ANSWER_S)) as client:
             await new.read(pool.url, client, TOKENS)
         late.append(new)
         assert not process.is_running()
@@ -144,7 +144,7 @@ def test_health_is_false_while_no_controller_answers(
     thread.start()
     try:
         wait_until(
-            lambda: httpx.get(f"{pool.url}/health", timeout=10).status_code == 503,
+            lambda: httpx.get(f"{pool.url}/health", timeout=patient(10)).status_code == 503,
             "the pool is not healthy",
         )
     finally:
@@ -179,7 +179,7 @@ def test_requests_that_come_before_the_next_gateway_wait_for_it(pool: LocalPool)
     body = {"model": "tiny", "prompt": prompt(1, 20), "max_tokens": 2}
 
     async def ask() -> list[int]:
-        async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=patient(ANSWER_S), trust_env=False) as client:
             posts = [client.post(f"{pool.url}/v1/completions", json=body) for _ in range(8)]
             return [answer.status_code for answer in await asyncio.gather(*posts)]
 

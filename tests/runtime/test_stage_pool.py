@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from effort import mostly_long
 from livescale.engine.oracle import GreedyOracle
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -87,7 +88,7 @@ def test_log_probabilities_come_from_the_last_stage(tiny_model: Path, tmp_path: 
     body = {"model": "tiny", "prompt": ids, "max_tokens": 8, "temperature": 0, "logprobs": 2}
     body |= {"ignore_eos": True, "return_token_ids": True}
     with stage_pool(tiny_model, tmp_path, 2, 1, 2, run_tokens_max=64, sequences_max=16) as pool:
-        answer = httpx.post(f"{pool.url}/v1/completions", json=body, timeout=60)
+        answer = httpx.post(f"{pool.url}/v1/completions", json=body, timeout=patient(60))
         assert answer.status_code == 200, answer.text
     [choice] = answer.json()["choices"]
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()

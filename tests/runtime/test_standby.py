@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -20,19 +21,20 @@ from running_streams import ANSWER_S, check, nothing, right_tokens_of, streams_w
 from livescale.common.settings import ConfigError
 from livescale.config.pool import PoolConfig
 from livescale.runtime.supervisor import Pool
+from slowness import patient, patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")
 LIMITS = "    min_replicas: 2\n    prefill_tokens_per_s: 5000\n"
 JSON = {"Content-Type": "application/json"}
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on."""
-    with_ports = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in with_ports]
-    for one in with_ports:
-        one.close()
-    return ports
+def kept_port() -> socket.socket:
+    """Has a port, at which somebody else may listen who asks for it by its number. Nobody gets it
+    who asks for any free one, also between two lives of who listens."""
+    keeper = socket.socket()
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    keeper.bind(("127.0.0.1", 0))
+    return keeper
 
 
 class Heads:
@@ -43,9 +45,14 @@ class Heads:
         self._model = model
         self._limits = limits
         self._scratch = scratch
-        self._ports = free_ports(2)
+        self._keepers = [kept_port() for _ in range(2)]
+        self._ports = [keeper.getsockname()[1] for keeper in self._keepers]
         # By other names than those by which their members know them: so do Services of Kubernetes.
         self._heads = ",".join(f"localhost:{port}" for port in self._ports)
+
+    def close(self) -> None:
+        for keeper in self._keepers:
+            keeper.close()
 
     def make(self, number: int) -> LocalPool:
         """The second one stands by, with two gateways."""
@@ -62,10 +69,10 @@ class Heads:
             listen=f"127.0.0.1:{self._ports[number]}",
             heads=self._heads,
             lease=str(self._scratch / "lease"),
-            lease_ms=1500,
+            lease_ms=patient_ms(1500),
             token_file=str(self._scratch / "token"),
             timed_run_us=20_000,
-            lost_after_ms=30_000,
+            lost_after_ms=patient_ms(30_000),
             request_attempts_max=4,
         )
 
@@ -73,8 +80,7 @@ class Heads:
 @pytest.fixture
 def heads(tiny_model: Path, tmp_path: Path) -> Iterator[tuple[LocalPool, LocalPool, Joiner]]:
     """One that acts, one that stands by, and a host with two workers."""
-    made = Heads(tiny_model, tmp_path)
-    with made.make(0) as first:
+    with contextlib.closing(Heads(tiny_model, tmp_path)) as made, made.make(0) as first:
         # Whichever head is there first acts.
         wait_until((tmp_path / "lease").exists, "the first head acts")
         joiner = Joiner(first, "alice", tmp_path, "--workers", "2")
@@ -96,7 +102,7 @@ def test_the_standby_acts_when_the_head_is_killed_and_no_stream_is_lost(
 
     check(asyncio.run(streams_while(second, kill)), right)
     check(asyncio.run(streams_while(second, nothing)), right)
-    assert second.gauge("workers") == 2
+    wait_until(lambda: second.gauge("workers") == 2, "it knows both workers")
     assert all(is_running(child) for child in children)
 
 
@@ -124,8 +130,8 @@ def test_models_and_limits_of_one_head_hold_at_the_other(
     first, second, _ = heads
     body = {"model": "new", "prompt": [11, 12, 13], "max_tokens": 5, "ignore_eos": True}
     with (
-        httpx.Client(base_url=first.url, timeout=ANSWER_S, trust_env=False) as at_first,
-        httpx.Client(base_url=second.url, timeout=ANSWER_S, trust_env=False) as at_second,
+        httpx.Client(base_url=first.url, timeout=patient(ANSWER_S), trust_env=False) as at_first,
+        httpx.Client(base_url=second.url, timeout=patient(ANSWER_S), trust_env=False) as at_second,
     ):
         new = {"path": str(tiny_model), "name": "new", "min_replicas": 0}
         added = at_first.post("/admin/models", json=new)

@@ -20,6 +20,7 @@ from livescale.messages.events import HoldingCompleted, InstanceReported, Reques
 from livescale.routes import Team
 from livescale.telemetry.record import read_record
 from livescale.telemetry.replay import replay
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 # About 3.4 MB at this rate: a load takes most of a second.
@@ -56,7 +57,7 @@ async def burst(pool: LocalPool, kills: str = "") -> list[Answer]:
     """Two more instances are asked for, which load by one plan if both workers are free by then,
     and prompts come. With `kills` that process dies when a team has begun, if one does."""
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=60, limits=limits) as client:
+    async with httpx.AsyncClient(timeout=patient(60), limits=limits) as client:
         before = len(teams(pool))
         # Other prompts each time: none is found in an instance's prefix index.
         first = next(BURSTS) * STREAMS

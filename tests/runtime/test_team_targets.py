@@ -15,6 +15,7 @@ from team_pools import SOURCES, ask_for, team_pool, teams, words
 from livescale.engine.make import Preset, make_model
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.events import LayerArrived
+from slowness import patient
 
 pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.long]
 WORKERS = 6
@@ -47,7 +48,7 @@ def pool(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loca
 
 async def burst(pool: LocalPool, number: int) -> list[Answer]:
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=120, limits=limits) as client:
+    async with httpx.AsyncClient(timeout=patient(120), limits=limits) as client:
         first = number * STREAMS
         answers = [Answer(prompt(first + n, 100 + n % 50)) for n in range(STREAMS)]
         await ask_for(pool, client, WORKERS)

@@ -15,10 +15,12 @@ from livescale.chunks import senders
 from livescale.messages.commands import ScaleDecided, StartHolding
 from livescale.messages.events import AgentJoined, HoldingCompleted, LinkMeasured, WorkerJoined
 from livescale.telemetry.record import StepLine, read_record
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 TOKENS = 30
 STREAMS = 40
+TRIES = 5
 
 
 @pytest.mark.parametrize("policy", ["bounds", "slo"])
@@ -39,16 +41,20 @@ def test_timed_workers_serve_scale_and_load_no_torch(
         scaling_policy=policy,
         ttft_aim_ms=200,
     ) as pool:
-        answers = asyncio.run(load(pool))
-        assert [answer.error for answer in answers] == [None] * STREAMS
-        assert [len(answer.token_ids) for answer in answers] == [TOKENS] * STREAMS
-        # A token depends on prompt and position alone, on whichever instance.
-        by_prompt = {tuple(answer.prompt_ids): answer.token_ids for answer in answers}
-        assert all(by_prompt[tuple(answer.prompt_ids)] == answer.token_ids for answer in answers)
+        # Where requests come one by one, as on busy cores, one burst may not be worth a load.
+        for _ in range(TRIES):
+            answers = asyncio.run(load(pool))
+            assert [answer.error for answer in answers] == [None] * STREAMS
+            assert [len(answer.token_ids) for answer in answers] == [TOKENS] * STREAMS
+            # A token depends on prompt and position alone, on whichever instance.
+            of_prompt = {tuple(answer.prompt_ids): answer.token_ids for answer in answers}
+            assert all(of_prompt[tuple(a.prompt_ids)] == a.token_ids for a in answers)
+            wait_until(lambda: pool.gauge("num_requests_running") == 0, "nothing is left")
+            if has_grown(pool):
+                break
         for name, pid in pool.pool.pids().items():
             files = {mapped.path for mapped in psutil.Process(pid).memory_maps()}
             assert not any("libtorch" in file for file in files), name
-        wait_until(lambda: pool.gauge("num_requests_running") == 0, "nothing is left")
         wait_until(lambda: len(multicast_bytes(pool)) > 0, "it grew, and that is recorded")
         # Ways are tried beside all this, as soon as a member knows another.
         wait_until(lambda: bool(measured_by_workers(pool)), "a worker measured its link")
@@ -100,16 +106,24 @@ def test_few_prompt_tokens_and_long_answers_scale_a_pool(tiny_model: Path, tmp_p
         sequences_max=8,
         spares_ahead="none",
     ) as pool:
-        answers = [Answer(prompt(number % 10, 4)) for number in range(requests)]
-        asyncio.run(read_all(pool, answers, tokens))
-        assert [answer.error for answer in answers] == [None] * requests
-        assert [len(answer.token_ids) for answer in answers] == [tokens] * requests
-        wait_until(lambda: pool.gauge("num_requests_running") == 0, "nothing is left")
-    ups = [c for c in commands(pool, ScaleDecided) if c.to_instances > c.from_instances > 0]
-    assert [up.to_instances for up in ups][-1:] == [4], "it was scaled as far as it goes"
+        for _ in range(TRIES):
+            answers = [Answer(prompt(number % 10, 4)) for number in range(requests)]
+            asyncio.run(read_all(pool, answers, tokens))
+            assert [answer.error for answer in answers] == [None] * requests
+            assert [len(answer.token_ids) for answer in answers] == [tokens] * requests
+            wait_until(lambda: pool.gauge("num_requests_running") == 0, "nothing is left")
+            ups = [c for c in commands(pool, ScaleDecided) if c.to_instances > c.from_instances > 0]
+            if any(up.to_instances == 4 for up in ups):
+                break
+        else:
+            raise AssertionError(f"it was not scaled as far as it goes: {ups}")
     reasons = {up.reason for up in ups}
     assert reasons <= {"requests", "waiting_requests", "ttft_aim"}
     assert reasons & {"requests", "waiting_requests"}
+
+
+def has_grown(pool: LocalPool) -> bool:
+    return any(c.to_instances > c.from_instances > 0 for c in commands(pool, ScaleDecided))
 
 
 def commands(pool: LocalPool, kind: type) -> list:
@@ -149,5 +163,5 @@ async def load(pool: LocalPool) -> list[Answer]:
 
 async def read_all(pool: LocalPool, answers: list[Answer], tokens: int) -> None:
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=120, limits=limits) as client:
+    async with httpx.AsyncClient(timeout=patient(120), limits=limits) as client:
         await asyncio.gather(*(answer.read(pool.url, client, tokens) for answer in answers))

@@ -10,6 +10,8 @@ import httpx
 import pytest
 from pool_thread import LocalPool, wait_until
 
+from slowness import patient
+
 pytestmark = pytest.mark.usefixtures("machine")
 WAIT_S = 120.0
 BODY = {"model": "tiny", "prompt": [11, 12, 13], "max_tokens": 5, "ignore_eos": True}
@@ -33,7 +35,7 @@ def test_requests_of_a_model_that_cannot_be_loaded_end_soon_and_a_repaired_one_s
     caplog.set_level(logging.INFO)
     with (
         LocalPool(model, tmp_path, AT_ZERO, device="timed", workers=1, placement="none") as pool,
-        httpx.Client(base_url=pool.url, timeout=WAIT_S, trust_env=False) as client,
+        httpx.Client(base_url=pool.url, timeout=patient(WAIT_S), trust_env=False) as client,
     ):
         spoil(model)
         answer = client.post("/v1/completions", json=BODY)
@@ -90,7 +92,7 @@ def test_a_directory_that_is_gone_and_a_copy_that_cannot_be_made_are_problems(
             host_memory_bytes="64MiB",
             warm_spares="off",
         ) as pool,
-        httpx.Client(base_url=pool.url, timeout=WAIT_S, trust_env=False) as client,
+        httpx.Client(base_url=pool.url, timeout=patient(WAIT_S), trust_env=False) as client,
     ):
         model.rename(tmp_path / "elsewhere")
         # The copy in host memory does as long as it is there.

@@ -22,6 +22,7 @@ from livescale.messages.events import HoldingCompleted, HoldingDropped, HoldingF
 from livescale.telemetry.history.reading import History, read_history
 from livescale.telemetry.record import StepLine, read_record
 from livescale.telemetry.replay import replay
+from slowness import patient
 
 PROMPT = tuple(range(5, 40))
 
@@ -132,7 +133,7 @@ def test_from_two_to_one_and_back_moves_nothing(tiny_model: Path, tmp_path: Path
     settings = "    min_replicas: 2\n    max_replicas: 2\n"
     with (
         LocalPool(tiny_model, tmp_path, settings, workers=2) as pool,
-        httpx.Client(base_url=pool.url, timeout=120, trust_env=False) as client,
+        httpx.Client(base_url=pool.url, timeout=patient(120), trust_env=False) as client,
     ):
         # What still loads would be dropped.
         wait_until(lambda: completed(pool) == 2, "both serve")
@@ -155,7 +156,7 @@ def test_from_two_to_one_and_back_moves_nothing(tiny_model: Path, tmp_path: Path
 
 
 async def burst(pool: LocalPool) -> list[Answer]:
-    async with httpx.AsyncClient(timeout=120) as client:
+    async with httpx.AsyncClient(timeout=patient(120)) as client:
         answers = [Answer(prompt(number, 30)) for number in range(6)]
         await asyncio.gather(*(answer.read(pool.url, client, 8) for answer in answers))
     return answers

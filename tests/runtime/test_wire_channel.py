@@ -14,6 +14,7 @@ import pytest
 
 from livescale.messages.attempts import Cancel
 from livescale.runtime.wire_channel import Wire
+from slowness import patient
 
 WAIT_S = 60.0
 MESSAGES = [Cancel(f"request-{number}", 0) for number in range(5)]
@@ -25,7 +26,7 @@ def in_a_loop(work: Work) -> Callable[[], None]:
     """A test that is a coroutine."""
 
     def run() -> None:
-        asyncio.run(asyncio.wait_for(work(), WAIT_S))
+        asyncio.run(asyncio.wait_for(work(), patient(WAIT_S)))
 
     run.__doc__ = work.__doc__
     return run

@@ -15,6 +15,7 @@ from livescale.runtime.examination import ExaminationError, ExamineBoot, examine
 from livescale.runtime.listening import listen_inside
 from livescale.runtime.pool_process import Child
 from livescale.runtime.protocol import Address
+from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -46,7 +47,7 @@ def test_a_child_process(trap: Path) -> None:
         # Any kind will do; this one ends by itself.
         child = Child("prepare", "prepare", lambda _: boot, heed=heard.append)  # type: ignore[arg-type, return-value]
         await child.start(PoolConfig())
-        await asyncio.wait_for(child.watch(), WAIT_S)
+        await asyncio.wait_for(child.watch(), patient(WAIT_S))
 
     asyncio.run(live())
     assert not trap.exists()

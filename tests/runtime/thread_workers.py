@@ -34,6 +34,7 @@ from livescale.runtime.worker_thread import WorkerThread
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
 from livescale.types import FromStorage, FromWorker, HoldingId, LayerSpan, Manifest, WorkerRef
+from slowness import patient
 
 WAIT_S = 60.0
 CHUNK_BYTES = 64 << 10
@@ -156,7 +157,7 @@ class ThreadWorker:
         """Everything said up to and including the first word that is wanted."""
         words = []
         while True:
-            word = self.said.get(timeout=WAIT_S)
+            word = self.said.get(timeout=patient(WAIT_S))
             words.append(word)
             if wanted(word):
                 return words
@@ -176,7 +177,7 @@ class ThreadWorker:
 
     def close(self) -> None:
         self.host.stop()
-        self._thread.join(WAIT_S)
+        self._thread.join(patient(WAIT_S))
         self.data_plane.close()
 
 
