@@ -332,7 +332,7 @@ class ScriptedBackend:
     def readings(self) -> list[Reading]:
         tiny, other = (("model", "tiny"),), (("model", "b"),)
         return [
-            Reading("requests_running", 3),
+            Reading("workers", 3),
             Reading("instances", 2, tiny),
             Reading("kv_cache_usage_perc", 0.5, tiny),
             Reading("num_preemptions_total", 7, tiny),

@@ -335,7 +335,7 @@ def test_metrics(http: httpx.Client) -> None:
     assert added("generation_tokens_total") == 8
     assert added("time_to_first_token_seconds_count") == 1
     assert added("inter_token_latency_seconds_count") == 7
-    assert after["livescale_requests_running", "", ""] == 3
+    assert after["livescale_workers", "", ""] == 3
     assert after["livescale_instances", "tiny", ""] == 2
     assert after["livescale_instances", "b", ""] == 1
     assert not any(model == "made-up-by-a-client" for _, model, _ in after)

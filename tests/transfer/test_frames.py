@@ -40,9 +40,7 @@ PAYLOADS = {
     FrameKind.HOLD: (0, 0),
 }
 FRAMES = st.sampled_from(list(PAYLOADS)).flatmap(
-    lambda kind: st.builds(
-        Frame, st.just(kind), REFS, U64, U32, U32, U32, st.integers(*PAYLOADS[kind])
-    )
+    lambda kind: st.builds(Frame, st.just(kind), REFS, U64, U32, U32, st.integers(*PAYLOADS[kind]))
 )
 RANGES = st.lists(
     st.builds(
@@ -82,7 +80,7 @@ def test_a_payload_that_the_kind_does_not_allow_is_refused(kind: FrameKind) -> N
         decode_header(Frame(kind, WorkerRef(1), payload_bytes=2**32 - 1).encode())
 
 
-@pytest.mark.parametrize("field", ["plan", "attempt", "layer", "chunk", "payload_bytes"])
+@pytest.mark.parametrize("field", ["plan", "layer", "chunk", "payload_bytes"])
 def test_a_field_that_does_not_fit_is_not_sent(field: str) -> None:
     with pytest.raises(FrameError, match="does not fit"):
         Frame(FrameKind.CHUNK, WorkerRef(0), **{field: -1}).encode()
@@ -127,7 +125,7 @@ def test_what_nobody_may_want_is_refused(wanted: WantedChunks) -> None:
 
 
 def test_a_long_reason_is_cut() -> None:
-    frame = decode_header(refusal(WorkerRef(0), 1, 2, "x" * 1000)[:HEADER_BYTES])
+    frame = decode_header(refusal(WorkerRef(0), 1, "x" * 1000)[:HEADER_BYTES])
     assert frame.payload_bytes == REASON_BYTES_MAX
 
 

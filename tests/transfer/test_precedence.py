@@ -182,7 +182,7 @@ def want_all(world: World, manifest: Manifest, held_us: int) -> socket.socket:
     wanted = WantedChunks(copy_id(manifest), CHUNK, grid(manifest, CHUNK).all()).encode()
     raw.sendall(
         Frame(FrameKind.HOLD, ME, chunk=held_us).encode()
-        + Frame(FrameKind.WANT, ME, 5, 1, payload_bytes=len(wanted)).encode()
+        + Frame(FrameKind.WANT, ME, 5, payload_bytes=len(wanted)).encode()
         + wanted
     )
     return raw

@@ -343,14 +343,14 @@ def test_after_abort_returns_nothing_is_written_for_the_plan() -> None:
         assert world.planes[0].usage().parameter_sent_bytes < total_bytes(manifest)
 
 
-def test_the_next_attempt_is_not_disturbed_by_the_last_one() -> None:
+def test_a_plan_that_is_carried_out_again_is_not_disturbed_by_the_last_time() -> None:
     with World(2, 4 * MIB, uplink_bytes_per_s=SLOW) as world:
         manifest = write_model(world.arenas[0], [512 * KIB])
         world.planes[0].offer(manifest)
         feed = world.feed(0, manifest, CHUNK)
-        for attempt in (1, 2, 3):
-            recorder = world.receive(7, manifest, 1, [feed], CHUNK, attempt=attempt)
-            if attempt < 3:
+        for time in (1, 2, 3):
+            recorder = world.receive(7, manifest, 1, [feed], CHUNK)
+            if time < 3:
                 recorder.wait("first_byte")
                 world.planes[1].abort(7)
         recorder.check_completed(manifest)
@@ -562,13 +562,12 @@ def is_closed(raw: socket.socket) -> bool:
 ME = WorkerRef(7)
 KINDS = st.sampled_from(list(FrameKind))
 FRAMES = st.builds(
-    lambda kind, sender, plan, attempt, chunk, payload: (
-        Frame(kind, sender, plan, attempt, 0, chunk, len(payload)).encode() + payload
+    lambda kind, sender, plan, chunk, payload: (
+        Frame(kind, sender, plan, 0, chunk, len(payload)).encode() + payload
     ),
     KINDS,
     st.sampled_from([ME, ME, ME, WorkerRef(8)]),
     st.integers(0, 3),
-    st.integers(0, 2),
     st.integers(0, 2**32 - 1),
     st.binary(max_size=80),
 )
@@ -602,9 +601,9 @@ def test_after_all_that_was_said_a_plan_is_carried_out(target: World) -> None:
 @pytest.mark.parametrize(
     "chunk",
     [
-        Frame(FrameKind.CHUNK, ME, 5, 1, 1, 0, 1000),
-        Frame(FrameKind.CHUNK, ME, 5, 1, 0, 0, 999),
-        Frame(FrameKind.CHUNK, ME, 5, 1, 0, 0, 1001),
+        Frame(FrameKind.CHUNK, ME, 5, 1, 0, 1000),
+        Frame(FrameKind.CHUNK, ME, 5, 0, 0, 999),
+        Frame(FrameKind.CHUNK, ME, 5, 0, 0, 1001),
     ],
 )
 def test_a_chunk_that_is_not_what_its_number_says_fails_the_feed(chunk: Frame) -> None:
@@ -615,9 +614,9 @@ def test_a_chunk_that_is_not_what_its_number_says_fails_the_feed(chunk: Frame) -
         recorder = world.receive(5, manifest, 0, [feed], 1000)
         wanted = decode_header(raw.recv(HEADER_BYTES, socket.MSG_WAITALL))
         assert decode_wanted(raw.recv(wanted.payload_bytes)).ranges == feed.chunks
-        # Not asked for, of another attempt, of no plan: taken and thrown away.
-        for number, attempt, plan in ((2, 1, 5), (0, 0, 5), (0, 1, 6)):
-            stray = Frame(FrameKind.CHUNK, ME, plan, attempt, 0, number, 1000)
+        # Not asked for, of no plan: taken and thrown away.
+        for number, plan in ((2, 5), (0, 6)):
+            stray = Frame(FrameKind.CHUNK, ME, plan, 0, number, 1000)
             raw.sendall(stray.encode() + b"\xff" * 1000)
         raw.sendall(chunk.encode() + b"\xff" * chunk.payload_bytes)
         assert is_closed(raw)
@@ -635,7 +634,7 @@ def test_an_abort_in_the_middle_of_a_chunk_writes_nothing_after_it() -> None:
         feed = Feed(FromWorker(ME), (ChunkRange(0, 1),))
         first = world.receive(5, data, 0, [feed], 4 * KIB)
         read_frame(raw)
-        chunk = Frame(FrameKind.CHUNK, ME, 5, 1, 0, 0, 4 * KIB).encode() + b"\xff" * 4 * KIB
+        chunk = Frame(FrameKind.CHUNK, ME, 5, 0, 0, 4 * KIB).encode() + b"\xff" * 4 * KIB
         raw.sendall(chunk[: 2 * KIB])
         first.wait("first_byte")
         world.planes[0].abort(5)
@@ -648,7 +647,7 @@ def test_an_abort_in_the_middle_of_a_chunk_writes_nothing_after_it() -> None:
             payload = bytes(memory.view(4 * KIB, KIB))
         second = world.receive(6, other, 0, [feed], 4 * KIB)
         read_frame(raw)
-        raw.sendall(Frame(FrameKind.CHUNK, ME, 6, 1, 0, 0, KIB).encode() + payload)
+        raw.sendall(Frame(FrameKind.CHUNK, ME, 6, 0, 0, KIB).encode() + payload)
         second.check_completed(other)
         assert bytes(world.arenas[0].view(0, 4 * KIB)) == b"\xaa" * 4 * KIB
         raw.close()
@@ -663,7 +662,7 @@ def test_what_a_holder_began_and_does_not_end_comes_from_another() -> None:
         feeds = (Feed(FromWorker(ME), (ChunkRange(0, 2),)),)
         recorder = world.receive(5, manifest, 0, feeds, 2 * KIB)
         read_frame(raw)
-        raw.sendall(Frame(FrameKind.CHUNK, ME, 5, 1, 0, 0, 2 * KIB).encode() + bytes(KIB))
+        raw.sendall(Frame(FrameKind.CHUNK, ME, 5, 0, 0, 2 * KIB).encode() + bytes(KIB))
         assert recorder.wait("feed_stalled")[1] == ME
         world.planes[0].amend(5, (world.feed(1, manifest, 2 * KIB),))
         recorder.check_completed(manifest, recorder.verdict()[1])
@@ -682,7 +681,7 @@ def test_what_was_corrupt_is_asked_for_verified_and_given_only_so() -> None:
         assert not decode_wanted(read_frame(raw)[1]).is_verified_only
 
         def send(chunk: int, payload: bytes) -> None:
-            raw.sendall(Frame(FrameKind.CHUNK, ME, 5, 1, 0, chunk, KIB).encode() + payload)
+            raw.sendall(Frame(FrameKind.CHUNK, ME, 5, 0, chunk, KIB).encode() + payload)
 
         def want(plan: int, is_verified_only: bool) -> None:
             chunks = (ChunkRange(0, 1),)
@@ -700,7 +699,7 @@ def test_what_was_corrupt_is_asked_for_verified_and_given_only_so() -> None:
         want(1, is_verified_only=True)
         want(2, is_verified_only=False)
         assert read_frame(raw) == (
-            Frame(FrameKind.CHUNK, world.refs[0], 2, 0, 0, 0, KIB, is_unproved=True),
+            Frame(FrameKind.CHUNK, world.refs[0], 2, 0, 0, KIB, is_unproved=True),
             halves[0],
         )
         send(1, halves[1])

@@ -162,8 +162,7 @@ class World:
         **more: Any,
     ) -> Recorder:
         recorder = recorder or Recorder()
-        attempt = more.pop("attempt", 1)
-        order = ReceiveOrder(plan, attempt, manifest, chunk_bytes, tuple(feeds), **more)
+        order = ReceiveOrder(plan, manifest, chunk_bytes, tuple(feeds), **more)
         self.planes[node].receive(order, recorder)
         return recorder
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from livescale.bench.errors import BenchError
 from livescale.config.pool import PoolConfig
 from livescale.config.reading import load_config
 from livescale.engine.make import Preset, make_model
+from livescale.gateway.metrics_page import HELP, PREFIX
 from livescale.runtime.supervisor import Pool
 from livescale.types import Manifest
 
@@ -112,9 +114,28 @@ def target_of(pool: Pool) -> dict[str, object]:
 
 
 def gauge_sum(metrics: str, name: str) -> float:
-    """The sum of a gauge's samples on a page of metrics."""
-    rows = [row for row in metrics.splitlines() if row.startswith((f"{name} ", f"{name}{{"))]
-    return sum(float(row.rsplit(" ", 1)[1]) for row in rows)
+    """The sum of the samples of a gauge or counter on a page of metrics. The name is that of
+    samples, with all labels where one series is meant. Without samples the sum is 0: families of
+    models are on no page before there is a model. Raises BenchError for a name that no page has."""
+    family, _, labels = name.partition("{")
+    rows = metrics.splitlines()
+    kinds = dict(row.split()[2:4] for row in rows if row.startswith("# TYPE "))
+    stem = family.removeprefix(PREFIX).removesuffix("_total")
+    is_elsewhere = kinds.keys() & {PREFIX + stem, f"{PREFIX}{stem}_total"}
+    if family in kinds:
+        is_known = kinds[family] in ("gauge", "counter")
+    else:
+        is_known = family.startswith(PREFIX) and stem in HELP and not is_elsewhere
+    if not is_known:
+        raise BenchError(f"{family} is not a gauge or counter of a pool (docs/metrics.md)")
+    samples = [row for row in rows if row.startswith((f"{family} ", f"{family}{{"))]
+    if labels and samples and not any(_labels(row) == _labels(name) for row in samples):
+        raise BenchError(f"{family} has the labels {_labels(samples[0])}, not those of {name}")
+    return sum(float(row.rsplit(" ", 1)[1]) for row in samples if row.startswith(name))
+
+
+def _labels(series: str) -> list[str]:
+    return re.findall(r'(\w+)="', series)
 
 
 async def gauge_comes_to(

@@ -120,7 +120,6 @@ class _Worker:
         """Start a plan's load; the answer says nothing about its end."""
         order = ReceiveOrder(
             plan=job["plan"],
-            attempt=0,
             manifest=msgspec.convert(job["manifest"], Manifest),
             chunk_bytes=job["chunk_bytes"],
             feeds=msgspec.convert(job["feeds"], tuple[Feed, ...]),

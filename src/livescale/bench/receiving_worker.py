@@ -116,7 +116,6 @@ class _Receiver:
             self._plans += 1
             order = ReceiveOrder(
                 plan=self._plans,
-                attempt=0,
                 manifest=manifest,
                 chunk_bytes=self._chunk_bytes,
                 feeds=(feed,),

@@ -9,8 +9,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from livescale.cli.serve import serve
 from livescale.cli.serve_display import ServeDisplay
+from livescale.cli.serve_run import serve
 from livescale.common.addresses import address_text, parse_address
 from livescale.common.settings import ConfigError
 from livescale.config.pool import PoolConfig

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import FrameType
 
 from livescale.cli import hosts_demo
-from livescale.cli.serve import serve
 from livescale.cli.serve_display import ServeDisplay
+from livescale.cli.serve_run import serve
 from livescale.common.errors import UserError
 from livescale.config.reading import TESTBED_VARIABLE, load_config
 from livescale.runtime.pool_layout import layout_of

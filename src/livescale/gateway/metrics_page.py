@@ -192,7 +192,7 @@ def _read(readings: Iterable[Reading]) -> Iterator[Metric]:
         family = families.get(name)
         if family is None:
             kind = GaugeMetricFamily if name == reading.name else CounterMetricFamily
-            family = families[name] = kind(PREFIX + name, HELP.get(name, name.replace("_", " ")))
+            family = families[name] = kind(PREFIX + name, HELP[name])
         family.add_sample(PREFIX + reading.name, dict(reading.labels), reading.value)
     yield from (families[name] for name in sorted(families))
 

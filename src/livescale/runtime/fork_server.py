@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import msgspec
 
-from livescale.runtime import child
+from livescale.runtime.child_kinds import end_with_parent, run
 from livescale.types import Value
 
 PACKET_BYTES_MAX = 4096
@@ -104,7 +104,7 @@ class _Server:
         """In the fork: be the ordered process until its end."""
         try:
             os.setsid()
-            child.end_with_parent()
+            end_with_parent()
             if os.getppid() != parent:
                 os._exit(1)  # the server ended before its end would have ended this process
             for standard, fd in enumerate(fds):
@@ -114,7 +114,7 @@ class _Server:
             self._channel.close()
             for pidfd in self._children:
                 os.close(pidfd)
-            child.run(order.kind, order.log_level)
+            run(order.kind, order.log_level)
         except BaseException:
             traceback.print_exc()
         finally:

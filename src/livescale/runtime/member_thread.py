@@ -200,7 +200,6 @@ class MemberThread:
             is_agent = self._boot.member.is_agent
             order = ReceiveOrder(
                 plan=plan,
-                attempt=0,
                 manifest=manifest,
                 chunk_bytes=command.chunk_bytes,
                 feeds=command.feeds,

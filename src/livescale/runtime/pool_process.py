@@ -8,7 +8,6 @@ Which processes there are is the supervisor's; when the next one begins stands i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -33,6 +32,7 @@ _MS_NS = 1_000_000
 _START_NS = 600_000_000_000
 # A controller tells all its models, with their manifests.
 STATUS_BYTES_MAX = 256 << 20
+_SHOWN_BYTES = 200
 
 
 @dataclass(eq=False)
@@ -98,16 +98,17 @@ class Child:
         assert self.process.stdout is not None
         ready_at: float | None = None
         async for text in self.process.stdout:
-            with contextlib.suppress(msgspec.MsgspecError):
-                status = msgspec.json.decode(text, type=Status)
-                if status.is_working:
-                    self.answered_ns = time.monotonic_ns()
-                self.restarts.fatal = status.fatal or self.restarts.fatal
-                if status.is_ready:
-                    ready_at = time.monotonic()
-                    self.restarts.ready()
-                    self.is_ready.set()
-                self.heed(status)
+            status = self._status(text)
+            if status is None:
+                continue
+            if status.is_working:
+                self.answered_ns = time.monotonic_ns()
+            self.restarts.fatal = status.fatal or self.restarts.fatal
+            if status.is_ready:
+                ready_at = time.monotonic()
+                self.restarts.ready()
+                self.is_ready.set()
+            self._let_heed(status)
         await self.process.wait()
         self.ended()
         if self.process.stdin is not None:
@@ -115,6 +116,24 @@ class Child:
         ready_s = None if ready_at is None else time.monotonic() - ready_at
         self.restarts.ended(self.process.returncode, ready_s)
         self.is_ready.clear()
+
+    def _status(self, line: bytes) -> Status | None:
+        """None for a line that is none: a library may print."""
+        try:
+            return msgspec.json.decode(line, type=Status)
+        except msgspec.MsgspecError as error:
+            shown = line[:_SHOWN_BYTES].decode(errors="replace").rstrip()
+            _log.warning("%s wrote a line that is not a status (%s): %s", self.name, error, shown)
+            return None
+
+    def _let_heed(self, status: Status) -> None:
+        # The child is watched on, whatever its owner makes of a status: one that nobody reads from
+        # hangs, and is not started again when it ends.
+        try:
+            self.heed(status)
+        except Exception:
+            told = [name for name in status.__struct_fields__ if getattr(status, name)]
+            _log.exception("a status of %s is lost (%s)", self.name, ", ".join(told) or "empty")
 
     @property
     def is_alive(self) -> bool:

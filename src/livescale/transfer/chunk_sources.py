@@ -285,7 +285,7 @@ def stop_all_word(order: ReceiveOrder, worker: WorkerRef) -> Word:
 
 
 def _word(kind: FrameKind, order: ReceiveOrder, worker: WorkerRef, payload: bytes) -> Word:
-    frame = Frame(kind, worker, order.plan, order.attempt, payload_bytes=len(payload))
+    frame = Frame(kind, worker, order.plan, payload_bytes=len(payload))
     return Word(frame.encode() + payload)
 
 

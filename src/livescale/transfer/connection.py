@@ -155,7 +155,6 @@ class Connection:
                     FrameKind.CHUNK,
                     self._worker,
                     what.plan,
-                    what.attempt,
                     what.layer,
                     what.chunk,
                     what.size_bytes,

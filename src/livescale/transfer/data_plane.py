@@ -283,11 +283,11 @@ class DataPlane:
                 self._receptions.take(connection, frame)
             case frames.FrameKind.WANT:
                 wanted = frames.decode_wanted(connection.channel.receive(frame.payload_bytes))
-                self._store.want(connection.outbox, frame.plan, frame.attempt, wanted)
+                self._store.want(connection.outbox, frame.plan, wanted)
                 self._patience.wake()
             case frames.FrameKind.STOP:
                 ranges = frames.decode_ranges(connection.channel.receive(frame.payload_bytes))
-                self._store.stop(connection.outbox, frame.plan, frame.attempt, ranges)
+                self._store.stop(connection.outbox, frame.plan, ranges)
             case frames.FrameKind.REFUSE:
                 reason = connection.channel.receive(frame.payload_bytes).decode(errors="replace")
                 self._receptions.refused(connection.peer, frame, reason)

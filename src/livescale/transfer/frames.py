@@ -17,15 +17,15 @@ from livescale.common.proofs import NONCE_BYTES, PROOF_BYTES
 from livescale.types import Manifest, Value, WorkerRef
 
 MAGIC = b"LScl"
-VERSION = 5
+VERSION = 6
 CHUNK_BYTES_MAX = 16 << 20
 PARCEL_BYTES_MAX = 16 << 20
 PROBE_BYTES_MAX = 64 << 20
 REASON_BYTES_MAX = 512
 COPY_ID_BYTES = 16
 
-# magic, version, kind, flags, plan, worker, incarnation, attempt, layer, chunk, payload bytes
-_HEADER = struct.Struct(">4sBBHQIIIIII")
+# magic, version, kind, flags, plan, worker, incarnation, layer, chunk, payload bytes
+_HEADER = struct.Struct(">4sBBHQIIIII")
 _UNPROVED = 1
 _CHECK = struct.Struct(">I")
 HEADER_BYTES = _HEADER.size + _CHECK.size
@@ -72,15 +72,13 @@ _KINDS = {int(kind): kind for kind in FrameKind}
 class Frame(Value, frozen=True):
     """A header. `payload_bytes` follow it on the wire.
 
-    `plan` and `attempt` are those of who wants the chunks. `chunk` counts through the model.
-    `is_unproved` says of a CHUNK that its layer came over a network, and that its content hash has
-    not been compared yet.
+    `plan` is that of who wants the chunks. `chunk` counts through the model. `is_unproved` says of
+    a CHUNK that its layer came over a network, and that its content hash has not been compared yet.
     """
 
     kind: FrameKind
     sender: WorkerRef
     plan: int = 0
-    attempt: int = 0
     layer: int = 0
     chunk: int = 0
     payload_bytes: int = 0
@@ -98,7 +96,6 @@ def encode_header(
     kind: FrameKind,
     sender: WorkerRef,
     plan: int,
-    attempt: int,
     layer: int,
     chunk: int,
     payload_bytes: int,
@@ -106,7 +103,7 @@ def encode_header(
 ) -> bytes:
     """A header without its Frame, for chunks, which are many. Raises struct.error."""
     head = (MAGIC, VERSION, kind, is_unproved, plan, sender.worker, sender.incarnation)
-    header = _HEADER.pack(*head, attempt, layer, chunk, payload_bytes)
+    header = _HEADER.pack(*head, layer, chunk, payload_bytes)
     return header + _CHECK.pack(xxhash.xxh32_intdigest(header))
 
 
@@ -134,7 +131,7 @@ def decode_header(header: bytes) -> Frame:
     if len(header) != HEADER_BYTES:
         raise FrameError(f"a header has {HEADER_BYTES} bytes, not {len(header)}")
     fields = _HEADER.unpack_from(header)
-    magic, version, number, flags, plan, worker, incarnation, attempt, layer, chunk, size = fields
+    magic, version, number, flags, plan, worker, incarnation, layer, chunk, size = fields
     if magic != MAGIC:
         raise FrameError(f"bad magic {magic!r}")
     if version != VERSION:
@@ -152,7 +149,7 @@ def decode_header(header: bytes) -> Frame:
     if not least <= size <= most:
         raise FrameError(f"a {kind.name} frame with {size} bytes of payload, not {least}-{most}")
     sender = WorkerRef(worker, incarnation)
-    return Frame(kind, sender, plan, attempt, layer, chunk, size, flags == _UNPROVED)
+    return Frame(kind, sender, plan, layer, chunk, size, flags == _UNPROVED)
 
 
 def decode_wanted(payload: bytes) -> WantedChunks:
@@ -182,10 +179,10 @@ def decode_ranges(payload: bytes) -> tuple[ChunkRange, ...]:
         raise FrameError(str(error)) from None
 
 
-def refusal(sender: WorkerRef, plan: int, attempt: int, reason: str) -> bytes:
+def refusal(sender: WorkerRef, plan: int, reason: str) -> bytes:
     """A whole REFUSE frame; a long reason is cut."""
     text = reason.encode()[:REASON_BYTES_MAX]
-    frame = Frame(FrameKind.REFUSE, sender, plan, attempt, payload_bytes=len(text))
+    frame = Frame(FrameKind.REFUSE, sender, plan, payload_bytes=len(text))
     return frame.encode() + text
 
 

@@ -40,7 +40,6 @@ class ReceiveOrder(Value, frozen=True):
     """
 
     plan: PlanId
-    attempt: int
     manifest: Manifest
     chunk_bytes: int
     feeds: tuple[Feed, ...]

@@ -49,7 +49,6 @@ class WantedChunk(Value, frozen=True):
     """The next chunk of a want and where its bytes lie in the memory."""
 
     plan: PlanId
-    attempt: int
     layer: int
     chunk: int
     offset_bytes: int
@@ -68,12 +67,9 @@ class Want:
     Until the copy is known here, what the peer says is kept and not looked at.
     """
 
-    def __init__(
-        self, outbox: Outbox, plan: PlanId, attempt: int, first: WantedChunks, since_ns: int
-    ) -> None:
+    def __init__(self, outbox: Outbox, plan: PlanId, first: WantedChunks, since_ns: int) -> None:
         self.outbox = outbox
         self.plan = plan
-        self.attempt = attempt
         self.copy = first.copy
         self.chunk_bytes = first.chunk_bytes
         self.since_ns = since_ns
@@ -146,7 +142,7 @@ class Want:
         layer, offset, size = self.grid.place(chunk)
         place = self.held.place(layer, offset)
         is_unproved = self.held.is_unproved(layer)
-        return WantedChunk(self.plan, self.attempt, layer, chunk, place, size, is_unproved)
+        return WantedChunk(self.plan, layer, chunk, place, size, is_unproved)
 
     def _is_there(self, chunk: int, is_verified_only: bool) -> bool:
         assert self.held is not None

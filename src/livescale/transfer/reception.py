@@ -129,7 +129,7 @@ class Reception:
         is not the chunk that its number says."""
         chunk = frame.chunk
         with self._lock:
-            if self.is_over or frame.attempt != self.order.attempt:
+            if self.is_over:
                 return None
             index = self._chunks.index_asked(connection, chunk)
             if index is None:

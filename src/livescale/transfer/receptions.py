@@ -48,7 +48,7 @@ class Receptions:
     def refused(self, peer: WorkerRef, frame: Frame, reason: str) -> None:
         """The peer gives no more for what the frame is about."""
         reception = self.find(frame.plan)
-        if reception is not None and reception.order.attempt == frame.attempt:
+        if reception is not None:
             reception.refused(peer, reason)
 
     def take(self, connection: Connection, frame: Frame) -> None:

@@ -118,31 +118,24 @@ class Store:
 
     # -- wants ------------------------------------------------------------------------------------
 
-    def want(self, outbox: Outbox, plan: PlanId, attempt: int, wanted: WantedChunks) -> None:
+    def want(self, outbox: Outbox, plan: PlanId, wanted: WantedChunks) -> None:
         """The peer wants these chunks, too; what cannot be given is refused."""
         with self.lock:
             want = outbox.wants.get(plan)
-            if want is not None and want.attempt > attempt:
-                return
-            if want is not None and want.attempt < attempt:
-                self._forget(want)
-                want = None
             try:
                 if want is None:
-                    want = self._new_want(outbox, plan, attempt, wanted)
+                    want = self._new_want(outbox, plan, wanted)
                 want.add(wanted)
             except FrameError as error:
                 if want is not None:
                     self._forget(want)
-                outbox.put(Word(refusal(self._worker, plan, attempt, str(error))))
+                outbox.put(Word(refusal(self._worker, plan, str(error))))
 
-    def stop(
-        self, outbox: Outbox, plan: PlanId, attempt: int, ranges: tuple[ChunkRange, ...]
-    ) -> None:
+    def stop(self, outbox: Outbox, plan: PlanId, ranges: tuple[ChunkRange, ...]) -> None:
         """The peer wants these chunks, or none of the plan, no longer."""
         with self.lock:
             want = outbox.wants.get(plan)
-            if want is None or want.attempt != attempt:
+            if want is None:
                 return
             if not ranges:
                 self._forget(want)
@@ -176,10 +169,10 @@ class Store:
         with self.lock:
             return sum(map(len, self._wants.values()))
 
-    def _new_want(self, outbox: Outbox, plan: PlanId, attempt: int, first: WantedChunks) -> Want:
+    def _new_want(self, outbox: Outbox, plan: PlanId, first: WantedChunks) -> Want:
         if outbox.is_closed or len(outbox.wants) >= _WANTS_MAX:
             raise FrameError(f"{outbox.peer} wants for more than {_WANTS_MAX} plans")
-        want = Want(outbox, plan, attempt, first, self._now_ns())
+        want = Want(outbox, plan, first, self._now_ns())
         outbox.wants[plan] = want
         self._wants.setdefault(first.copy, []).append(want)
         held = self._copies.get(first.copy)
@@ -195,7 +188,7 @@ class Store:
 
     def _refuse(self, want: Want, reason: str) -> None:
         self._forget(want)
-        want.outbox.put(Word(refusal(self._worker, want.plan, want.attempt, reason)))
+        want.outbox.put(Word(refusal(self._worker, want.plan, reason)))
 
     def _forget(self, want: Want) -> None:
         want.outbox.drop(want)
