@@ -26,7 +26,7 @@ LONG = 2000
 
 
 def wait_s() -> float:
-    return patient(60)
+    return patient(120)
 
 
 def steady() -> tuple[object, ...]:
