@@ -33,7 +33,8 @@ def steady() -> tuple[object, ...]:
     """A stream of LONG tokens, each of which takes so long at least, is still running when
     everything else has happened; and it has time to end, however busy the machine is."""
     timed = ("--device", "timed", "--timed-run-us", 1000 * patient_ms(2))
-    return (*timed, "--drain-timeout-s", round(wait_s()))
+    patience = ("--drain-timeout-s", round(wait_s()), "--queue-timeout-s", round(wait_s()))
+    return (*timed, *patience)
 
 
 class Serve:
