@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from livescale.cli.main import main
+from slowness import patient
 
 ABOUT = {"machine", "versions", "command"}
 TINY = ("--shape", "64x2", "--vocabulary", "1024", "--repetitions", "1", "--threads", "1")
@@ -76,7 +77,16 @@ def test_engine_runs_bfloat16_and_may_leave_others_out(tmp_path: Path) -> None:
 def test_gateway_holds_streams_beside_some_that_never_read(tmp_path: Path) -> None:
     figures = bench(
         *(tmp_path, "gateway", "--streams", "20", "--stalled", "3", "--workers", "2"),
-        *("--step-ms", "10", "--seconds", "1", "--ramp-seconds", "0.2", "--output-tokens", "16"),
+        *(
+            "--step-ms",
+            "10",
+            "--seconds",
+            f"{patient(1):.1f}",
+            "--ramp-seconds",
+            "0.2",
+            "--output-tokens",
+            "16",
+        ),
         *("--gateways", "2"),
     )
     assert figures["streams_held"] == 20

@@ -26,14 +26,15 @@ LONG = 2000
 
 
 def wait_s() -> float:
-    return patient(60)
+    return patient(120)
 
 
 def steady() -> tuple[object, ...]:
     """A stream of LONG tokens, each of which takes so long at least, is still running when
     everything else has happened; and it has time to end, however busy the machine is."""
     timed = ("--device", "timed", "--timed-run-us", 1000 * patient_ms(2))
-    return (*timed, "--drain-timeout-s", round(wait_s()))
+    patience = ("--drain-timeout-s", round(wait_s()), "--queue-timeout-s", round(wait_s()))
+    return (*timed, *patience)
 
 
 class Serve:

@@ -27,7 +27,7 @@ TIMED = ("--device", "timed", "--arena-bytes", "8MiB", "--kv-bytes", "8MiB")
 
 
 def wait_s() -> float:
-    return patient(60)
+    return patient(120)
 
 
 class Serving:
@@ -149,9 +149,9 @@ def is_seen_to_fail(client: httpx.Client, running: Serving, written: Written) ->
         for child in psutil.Process(running.process.pid).children()
         if "worker" in child.cmdline()
     ]
-    lives = written.text.count("is ready")
+    lives = written.text.count("is ready again")
     worker.kill()
-    while written.text.count("is ready") == lives:
+    while written.text.count("is ready again") == lives:
         if client.get("/health").status_code != 200:
             return True
     return False

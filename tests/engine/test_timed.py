@@ -91,6 +91,7 @@ def test_what_does_not_fit_is_refused_with_both_sizes(manifest: Manifest) -> Non
         small.assign(manifest, memoryview(bytearray(manifest.size_bytes)))
 
 
+@pytest.mark.usefixtures("machine")
 def test_runs_take_as_long_as_the_latency_model_says(manifest: Manifest) -> None:
     latency = LinearLatency(base_ns=2_000_000, per_token_ns=100_000)
     executor = ready(manifest, latency)

@@ -148,6 +148,7 @@ for ref, steps in pickle.load(open(sys.argv[1], "rb")):
 """
 
 
+@pytest.mark.usefixtures("machine")
 def test_processes_with_different_hash_seeds_do_the_same(tmp_path: Path) -> None:
     """All that the workers of a few worlds took in is replayed by two other processes."""
     records = []

@@ -52,6 +52,7 @@ def test_processes_leave_results_for_one_another(
     assert calls == [1, 5]
 
 
+@pytest.mark.usefixtures("machine")
 def test_two_processes_measure_what_one_does() -> None:
     claims = choose(["B8", "B14", "L2", "L18", "Q12"])
     one, two = (reproduce(claims, Conditions(), processes=count) for count in (1, 2))

@@ -76,7 +76,7 @@ def test_the_command_writes_json_and_a_document_with_figures(
 ) -> None:
     monkeypatch.delenv("LIVESCALE_DATA", raising=False)
     json_file, folder = tmp_path / "figures.json", tmp_path / "report"
-    arguments = ["reproduce", "L17", "B10", "B13", "--json", str(json_file)]
+    arguments = ["reproduce", "L17", "B10", "B13", "--jobs", "1", "--json", str(json_file)]
     # A claim that does not come out (L17) is no failure of the command.
     assert main([*arguments, "--report", str(folder)]) == 0
     printed = capsys.readouterr().out

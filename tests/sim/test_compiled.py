@@ -18,7 +18,10 @@ import livescale
 PURE = str(Path(livescale.__file__).parent.parent)
 COMPILED = os.environ.get("LIVESCALE_COMPILED", "")
 
-pytestmark = pytest.mark.skipif(not COMPILED, reason="LIVESCALE_COMPILED names no directory")
+pytestmark = [
+    pytest.mark.usefixtures("machine"),
+    pytest.mark.skipif(not COMPILED, reason="LIVESCALE_COMPILED names no directory"),
+]
 
 _WORLDS = """
 import hashlib, io, sys

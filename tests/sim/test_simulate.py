@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 from worlds import MIB, MS, Row, make_config, make_model
 
 from livescale.latency.shapes import LLAMA_3_8B
@@ -20,6 +21,7 @@ from livescale.sim.run_notes import SimResult
 from livescale.sim.simulate import simulate
 from livescale.telemetry.record import ScaleLine, StepLine, read_record
 from livescale.types import Outcome
+from slowness import patient
 
 _S = 1000 * MS
 _CHILD = """
@@ -177,6 +179,7 @@ def test_a_lost_worker_costs_an_attempt_and_no_tokens() -> None:
         assert line.attempts in (1, 2)
 
 
+@pytest.mark.usefixtures("machine")
 def test_the_same_seed_gives_the_same_bytes_whatever_hashing_does() -> None:
     here = Path(__file__).parent
     records = []
@@ -186,7 +189,7 @@ def test_the_same_seed_gives_the_same_bytes_whatever_hashing_does() -> None:
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             check=True,
-            timeout=60,
+            timeout=patient(60),
         )
         records.append(child.stdout)
     assert len(records[0]) > 10_000

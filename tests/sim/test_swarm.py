@@ -150,6 +150,7 @@ def test_records_replay(tmp_path: Path) -> None:
     assert lives > runs, "some world restarts its controller"
 
 
+@pytest.mark.usefixtures("machine")
 def test_the_command_counts_the_same_with_any_number_of_processes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
