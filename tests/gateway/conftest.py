@@ -56,7 +56,7 @@ def shared_backend(
 
 
 @pytest.fixture(scope="session")
-def shared_server(shared_backend: ScriptedBackend) -> Iterator[LocalServer]:
+def shared_server(shared_backend: ScriptedBackend, machine: None) -> Iterator[LocalServer]:
     with running(shared_backend) as server:
         yield server
 
