@@ -7,9 +7,8 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import httpx
@@ -27,7 +26,6 @@ from gateway_double import (
 
 from livescale.bench.attack_bodies import (
     ATTACKS,
-    BODY_BYTES,
     Attack,
     http_request,
     long_text,
@@ -35,7 +33,6 @@ from livescale.bench.attack_bodies import (
 from livescale.gateway.backend import ModelCard
 from livescale.gateway.keys import digest_of
 from livescale.gateway.limits import HEADERS_MAX, Limits
-from livescale.gateway.pacing import PACED_BYTES_PER_S
 from livescale.gateway.text import TextCodec, TextWork
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -86,9 +83,8 @@ def test_an_attack_is_refused_without_memory_and_work(attack: Attack, server: Lo
     before_bytes = process.memory_info().rss
     with ThreadPoolExecutor(4) as threads:
         answers = [threads.submit(sent, server.port, request) for _ in range(4)]
-        while not all(answer.done() for answer in answers):
+        while wait(answers, timeout=0.005).not_done:
             most_bytes = max(most_bytes, process.memory_info().rss)
-            time.sleep(0.005)
     statuses = {status_of(answer.result()) for answer in answers}
     assert statuses <= {*attack.statuses, None}, attack.name
     assert most_bytes - before_bytes < GROWTH_BYTES_MAX
@@ -104,21 +100,16 @@ def test_requests_that_are_none_do_not_fill_the_log(
 
 
 def test_others_are_served_beside_bodies_that_are_hard_to_decode(server: LocalServer) -> None:
-    """The slowest of many small requests waits less than one such body would take to decode."""
+    """How often they get a turn: `test_gateway_time.py`; how fast: `livescale bench attacks`."""
     hostile = [attack.request("tiny") for attack in ATTACKS if attack.statuses == (413,)][:3]
-    begin_s = time.perf_counter()
-    json.loads(hostile[0].partition(b"\r\n\r\n")[2])
-    decoding_s = time.perf_counter() - begin_s
     is_over = threading.Event()
     with ThreadPoolExecutor(2) as threads, httpx.Client(base_url=server.url) as client:
         attacking = threads.submit(lambda: [sent(server.port, body) for body in hostile])
         attacking.add_done_callback(lambda _: is_over.set())
-        waits_s = []
         while not is_over.is_set():
-            begin_s = time.perf_counter()
-            client.post("/v1/completions", json={"model": "tiny", "prompt": "x"}, timeout=WAIT_S)
-            waits_s.append(time.perf_counter() - begin_s)
-    assert sorted(waits_s)[int(0.9 * len(waits_s))] < decoding_s
+            body = {"model": "tiny", "prompt": "x"}
+            answer = client.post("/v1/completions", json=body, timeout=WAIT_S)
+            assert answer.status_code == 200
 
 
 # -- large bodies ---------------------------------------------------------------------------------
@@ -143,18 +134,6 @@ def test_a_text_that_no_model_could_hold_is_refused_while_it_arrives(server: Loc
     """And what has been refused need not come whole: the connection is ended."""
     request = http_request("/v1/completions", long_text("tiny"))
     assert begun(server.port, request, 1 << 20) == (400, True)
-
-
-def test_large_bodies_are_read_at_a_rate_that_they_share(server: LocalServer) -> None:
-    body = b'{"model":"tiny","prompt":"x","max_tokens":1' + b" " * (BODY_BYTES - 100) + b"}"
-    bodies, request = 4, http_request("/v1/completions", body)
-    begin_s = time.perf_counter()
-    with ThreadPoolExecutor(bodies) as threads:
-        answers = list(threads.map(lambda _: sent(server.port, request), range(bodies)))
-    took_s = time.perf_counter() - begin_s
-    assert {status_of(answer) for answer in answers} == {200}
-    # The first part of each is read at once, and the last one has not to be waited for.
-    assert took_s > 0.75 * bodies * len(body) / PACED_BYTES_PER_S
 
 
 # -- heads ----------------------------------------------------------------------------------------

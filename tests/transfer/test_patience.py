@@ -72,7 +72,7 @@ class _Receiver:
         feed = Feed(FromWorker(HOLDER), grid(manifest, CHUNK).all())
         self.reception = Reception(
             ME,
-            ReceiveOrder(1, 1, manifest, CHUNK, (feed,)),
+            ReceiveOrder(1, manifest, CHUNK, (feed,)),
             memory,
             self.store,
             self.recorder,
@@ -94,7 +94,7 @@ class _Receiver:
             self.patience.look()
 
     def begins(self, chunk: int) -> Arrival:
-        head = Frame(FrameKind.CHUNK, HOLDER, 1, 1, chunk, chunk, CHUNK)
+        head = Frame(FrameKind.CHUNK, HOLDER, 1, chunk, chunk, CHUNK)
         arrival = self.reception.chunk_begins(self.connection, head)
         assert arrival is not None
         return arrival
@@ -175,7 +175,7 @@ def test_a_want_waits_for_its_copy_and_no_longer(memory: Arena) -> None:
     with Arena(CHUNK) as elsewhere:
         missing = write_model(elsewhere, [CHUNK], seed=1)
     wanted = WantedChunks(copy_id(missing), CHUNK, grid(missing, CHUNK).all())
-    receiver.store.want(receiver.outbox, 7, 1, wanted)
+    receiver.store.want(receiver.outbox, 7, wanted)
     receiver.passes(ORDER_WAIT_MS)
     assert receiver.store.has_early_wants
     receiver.passes(1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,13 +75,15 @@ def create_app(
     is_local: bool = False,
     page_origins: Sequence[str] = (),
     siblings: Siblings | None = None,
+    now_s: Callable[[], float] = time.monotonic,
 ) -> Starlette:
     """The OpenAI-compatible application over `backend`.
 
     Request ids are `{request_prefix}-{n}`; without `keys` (see `keys.py`) every client is served.
     `is_local`: only programs of this machine reach the server: then models can be
     administered where there are no keys at all. Web pages of `page_origins` may use it (see
-    `pages.py`). Figures are those of its `siblings`, too. Reads the tokenizers of all models;
+    `pages.py`). Figures are those of its `siblings`, too. Requests arrive and take their time by
+    `now_s`, the clock of the event loop's timers. Reads the tokenizers of all models;
     raises ValueError naming the file that is missing, broken or recommends what cannot be sampled.
     """
     limits = limits or Limits()
@@ -92,7 +94,7 @@ def create_app(
     page = MetricsPage(totals, has_slo=slo is not None, has_vllm_names=has_vllm_metrics)
     served = ServedModels(backend, metrics)
     bodies = Bodies(limits, served.prompt_tokens_max, served.text_chars_max, keys)
-    gateway = _Gateway(backend, limits, metrics, page, served, bodies)
+    gateway = _Gateway(backend, limits, metrics, page, served, bodies, now_s)
     admin = Administration(
         backend=backend,
         served=served,
@@ -106,7 +108,7 @@ def create_app(
     app = Application(
         routes=routes_of(endpoints, keys),
         middleware=[
-            Middleware(Envelope, request_prefix=request_prefix),
+            Middleware(Envelope, request_prefix=request_prefix, now_s=now_s),
             *([Middleware(PageGate, origins=page_origins)] if page_origins else []),
             Middleware(KeyGate, keys=keys),
             Middleware(ErrorAnswers),
@@ -178,6 +180,7 @@ class _Gateway:
     _page: MetricsPage
     _served: ServedModels
     _bodies: Bodies
+    _now_s: Callable[[], float]
     _turn_end: TurnEnd = field(default_factory=TurnEnd)
 
     def endpoints(self) -> list[Endpoint]:
@@ -343,6 +346,7 @@ class _Gateway:
             arrived_s=request.state.arrived_s,
             is_streamed=is_streamed,
             timeout_s=self._limits.request_timeout_s,
+            now_s=self._now_s,
         )
 
 

@@ -7,7 +7,7 @@ what a piece looks like in `replies.py`, and when it is sent in `streaming.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -109,6 +109,7 @@ class Choice:
         "_is_first",
         "_is_plain",
         "_meter",
+        "_now_s",
         "_order",
         "_scanner",
         "_scored",
@@ -119,7 +120,13 @@ class Choice:
         "outcome",
     )
 
-    def __init__(self, order: ChoiceOrder, stream: backend.TokenStream, meter: TokenMeter) -> None:
+    def __init__(
+        self,
+        order: ChoiceOrder,
+        stream: backend.TokenStream,
+        meter: TokenMeter,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         rules = order.rules
         self.index = order.index
         self.outcome = UNFINISHED
@@ -127,6 +134,7 @@ class Choice:
         self._order = order
         self._stream = stream
         self._meter = meter
+        self._now_s = now_s
         self._decoder = order.codec.decoder(rules.skips_special_tokens)
         self._scanner = (
             StopScanner(rules.stop_strings, rules.is_stop_shown) if rules.stop_strings else None
@@ -153,14 +161,14 @@ class Choice:
             return None
         meter = self._meter
         assert chunk.index == meter.tokens, f"{chunk} is not {meter.tokens}"
-        meter.token(time.monotonic())
+        meter.token(self._now_s())
         return self._decoder.push(chunk.token_id)
 
     def piece_of(self, chunk: backend.TokenChunk) -> Piece | None:
         """The piece that is complete with the next token. None if the token's text is held: then
         the token comes with the next piece."""
         assert chunk.index == self._meter.tokens, f"{chunk} is not {self._meter.tokens}"
-        self._meter.token(time.monotonic())
+        self._meter.token(self._now_s())
         piece = self._piece(chunk)
         if piece is not None and piece.finish_reason is not None:
             self.outcome = piece.finish_reason.value

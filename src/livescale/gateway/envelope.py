@@ -10,7 +10,7 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -36,11 +36,14 @@ class Envelope:
     probes, which come all the time, are not.
 
     Sets in `scope["state"]`: `request` (unique: prefix and number), `client_request_id` (str or
-    None), `arrived_s` (time.monotonic) and `client`, by its address (see `keys.py`).
+    None), `arrived_s` (by `now_s`) and `client`, by its address (see `keys.py`).
     """
 
-    def __init__(self, app: ASGIApp, request_prefix: str) -> None:
+    def __init__(
+        self, app: ASGIApp, request_prefix: str, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._app = app
+        self._now_s = now_s
         self._prefix = request_prefix
         self._numbers = itertools.count(1)
 
@@ -53,7 +56,7 @@ class Envelope:
         state = scope.setdefault("state", {})
         state["request"] = request
         state["client_request_id"] = client_request_id
-        state["arrived_s"] = time.monotonic()
+        state["arrived_s"] = self._now_s()
         state["client"] = client_at(scope.get("client"))
         has_started = False
 

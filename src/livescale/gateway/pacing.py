@@ -50,7 +50,8 @@ class ReadPacer:
         self._timer = None
         if now_s >= self._free_s:
             (self._wanted or self._refused).popleft()()
-        if self._wanted or self._refused:
+        # Who was resumed may have read, and asked, at once.
+        if self._timer is None and (self._wanted or self._refused):
             self._arm(max(self._free_s, now_s + _TURN_S))
 
     def __repr__(self) -> str:

@@ -52,23 +52,7 @@ async def serve(
     After `stop` no connection is accepted, running responses may finish for `drain_s` seconds, and
     what still runs then is cancelled. No signal handler is installed.
     """
-    # uvicorn takes any callable that makes a protocol.
-    protocol: Any = functools.partial(
-        _Connection, limits=limits or Limits(), pacer=ReadPacer(PACED_BYTES_PER_S)
-    )
-    config = uvicorn.Config(
-        app,
-        loop="none",
-        http=protocol,
-        ws="none",
-        lifespan="auto",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        ssl_certfile=certfile,
-        ssl_keyfile=keyfile,
-    )
+    config = server_config(app, limits or Limits(), certfile=certfile, keyfile=keyfile)
     # Declared as whole seconds, but only handed to asyncio.wait_for.
     config.timeout_graceful_shutdown = drain_s  # type: ignore[assignment]
     server = _Server(config)
@@ -84,6 +68,30 @@ async def serve(
         library_log.removeFilter(seldom)
         stopping.cancel()
         await asyncio.gather(stopping, return_exceptions=True)
+
+
+def server_config(
+    app: ASGIApp, limits: Limits, *, certfile: str | None = None, keyfile: str | None = None
+) -> uvicorn.Config:
+    """How connections are served: by a protocol that keeps to the limits, all of whose timers are
+    those of its event loop."""
+    # uvicorn takes any callable that makes a protocol.
+    protocol: Any = functools.partial(
+        _Connection, limits=limits, pacer=ReadPacer(PACED_BYTES_PER_S)
+    )
+    return uvicorn.Config(
+        app,
+        loop="none",
+        http=protocol,
+        ws="none",
+        lifespan="auto",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        ssl_certfile=certfile,
+        ssl_keyfile=keyfile,
+    )
 
 
 class _Connection(WritingConnection):
@@ -245,8 +253,11 @@ class _Connection(WritingConnection):
         super().on_response_complete()
         if self.transport.is_closing():
             self._watch_reading()
-        elif self._body_bytes is not None:
-            self._expect(REFUSED_S)
+        elif self._receiving is not None:
+            # The rest of this request, which is refused; or of the next one, which waited for it.
+            is_refused = self._body_bytes is not None and self.cycle.response_complete
+            rest_s = self._limits.receive_timeout_s + LINGER_S
+            self._expect(REFUSED_S if is_refused else rest_s)
 
     def timeout_keep_alive_handler(self) -> None:
         self._close()

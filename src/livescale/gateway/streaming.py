@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
@@ -52,6 +52,7 @@ class Generation:
         arrived_s: float,
         is_streamed: bool,
         timeout_s: float | None = None,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend
         self._orders = orders
@@ -61,6 +62,7 @@ class Generation:
         self._arrived_s = arrived_s
         self._is_streamed = is_streamed
         self._timeout_s = timeout_s
+        self._now_s = now_s
         self._choices: list[Choice] = []
         self._has_come = asyncio.Event()
         self._arrivals = Arrivals(self._has_come.set)
@@ -104,7 +106,7 @@ class Generation:
             streams = self._backend.submit([order.request for order in self._orders])
         for order, stream in zip(self._orders, streams, strict=True):
             meter = self._metrics.meter(model, len(order.request.prompt_ids), self._arrived_s)
-            choice = Choice(order, stream, meter)
+            choice = Choice(order, stream, meter, self._now_s)
             self._choices.append(choice)
             self._arrivals.add(choice, stream)
 
@@ -112,7 +114,7 @@ class Generation:
         """What is left of the request's time; None: no limit."""
         if self._timeout_s is None:
             return None
-        return max(0.0, self._arrived_s + self._timeout_s - time.monotonic())
+        return max(0.0, self._arrived_s + self._timeout_s - self._now_s())
 
     async def _answer_timeout(self, send: Send) -> None:
         assert self._timeout_s is not None

@@ -79,20 +79,18 @@ class Reception:
 
     def begin(self) -> None:
         """What is missing is asked for. Layers that need no bytes have arrived."""
-        order = self.order
-        for layer in order.present_layers:
+        for layer in self.order.present_layers:
             self._missing_layers.discard(layer)
             for chunk in self.held.grid.of_layer(layer):
                 self._chunks.set_there(chunk)
                 self._store.mark(self.held, chunk)
             self._store.verify(self.held, layer)
-        empty = [layer for layer, size in enumerate(self.held.grid.layer_bytes) if not size]
-        for layer in empty:
-            if layer in self._missing_layers:
+        for layer, size_bytes in enumerate(self.held.grid.layer_bytes):
+            if not size_bytes and layer in self._missing_layers:
                 self._checks.is_empty(layer)
         with self._telling:
             self._complete_if_whole()
-        self.amend(order.feeds)
+        self.amend(self.order.feeds)
 
     def amend(self, feeds: Iterable[Feed]) -> None:
         """These feeds, and no others, bring what is missing. Raises ValueError for feeds from
