@@ -26,6 +26,7 @@ from running_streams import (
     streams_while,
 )
 
+from livescale.config.pool import PoolConfig
 from livescale.messages.events import WorkerLost
 from livescale.telemetry.record import StepLine, read_record
 from slowness import patient, patient_ms
@@ -216,6 +217,7 @@ def test_nobody_is_given_up_on_a_busy_machine(tiny_model: Path, tmp_path: Path) 
             device="timed",
             workers=3,
             timed_run_us=RUN_US,
+            lost_after_ms=PoolConfig().lost_after_ms,
         ) as pool:
             lives = pool.pool.pids()
             for _ in range(2):
