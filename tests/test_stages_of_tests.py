@@ -123,7 +123,19 @@ def test_the_time_that_a_test_may_take_is_a_deadline_too(request: pytest.Fixture
 
 def pytest_in(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "conftest", "--stage", "real", "--reruns", "1", "."],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "pytest",
+            "-p",
+            "conftest",
+            "--stage",
+            "real",
+            "--reruns",
+            "1",
+            ".",
+        ],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
         capture_output=True,

@@ -20,6 +20,9 @@ from livescale.gateway.errors import ApiError
 from livescale.gateway.schema import ContentPart, Message
 from livescale.gateway.text import OFF_LOOP_CHARS, TextCodec, TextWork
 
+# Templates are rendered by processes of their own.
+pytestmark = pytest.mark.usefixtures("machine")
+
 WORK = TextWork()
 
 unicode_text = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -110,7 +113,6 @@ async def encode_chat(codec: TextCodec, messages: list[Message]) -> tuple[int, .
     return await codec.encode(await codec.render_chat(messages), add_special_tokens=False)
 
 
-@pytest.mark.usefixtures("machine")
 def test_long_text_gives_the_same_ids_off_the_loop(
     model_directory: Path, tokenizer: Tokenizer
 ) -> None:
@@ -124,7 +126,6 @@ def test_long_text_gives_the_same_ids_off_the_loop(
 
 @given(texts=st.lists(unicode_text, max_size=4), special=st.booleans())
 @relaxed
-@pytest.mark.usefixtures("machine")
 def test_several_texts_are_encoded_like_one(
     texts: list[str], special: bool, model_directory: Path, tokenizer: Tokenizer
 ) -> None:
@@ -184,7 +185,6 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
         TextCodec.load(tmp_path, WORK)
 
 
-@pytest.mark.usefixtures("machine")
 def test_the_vocabulary_is_the_models(tmp_path: Path, tokenizer: Tokenizer) -> None:
     directory = build_model_directory(tmp_path)
     assert TextCodec.load(directory, WORK).vocabulary == tokenizer.get_vocab_size()
