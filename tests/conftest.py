@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # Before torch is imported anywhere: two test processes on two cores must not oversubscribe.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -90,12 +91,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     effort.set_long(config.getoption("long"))
     # A deadline would be an absolute time: examples may wait for compilers and other processes.
-    # Every run tries new examples, in CI too, and a failure is printed with what repeats it.
+    # The gate tries the same examples every time, so that what fails is what was changed; --long
+    # tries new ones, and a failure is printed with what repeats it.
     settings.register_profile(
         "any machine",
         deadline=None,
         max_examples=effort.examples(100),
-        derandomize=False,
+        derandomize=not config.getoption("long"),
         print_blob=True,
     )
     settings.load_profile("any machine")
@@ -143,6 +145,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if stages.stage_of(item) == stages.REAL:
+        return (yield)
+    with stages.deterministic():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """What only this test asked for is watched, too; a fixture that others share is not its own."""
+    if fixturedef.scope != "function" or stages.stage_of(request.node) == stages.REAL:
         return (yield)
     with stages.deterministic():
         return (yield)

@@ -4,10 +4,11 @@ fixture `machine`; every other one is deterministic: no process, no connection, 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing.util
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,6 +63,7 @@ def deterministic() -> Iterator[None]:
     )
     _strangers = frozenset(thread.ident for thread in others)
     sleep, sleep_in_loop, done_before = time.sleep, asyncio.sleep, _done
+    spawn = multiprocessing.util.spawnv_passfds
 
     def noted_sleep(seconds: float) -> None:
         _note(f"time.sleep({seconds})")
@@ -72,14 +74,21 @@ def deterministic() -> Iterator[None]:
             _note(f"asyncio.sleep({seconds})")
         return await sleep_in_loop(seconds, result)
 
+    # No audit event tells of the processes that multiprocessing spawns.
+    def noted_spawn(path: bytes, words: Sequence[bytes], fds: Sequence[int]) -> int:
+        _note("multiprocessing.spawn")
+        return spawn(path, words, fds)
+
     _done = []
     time.sleep, asyncio.sleep = noted_sleep, noted_sleep_in_loop  # type: ignore[assignment]
+    multiprocessing.util.spawnv_passfds = noted_spawn
     try:
         yield
         done = sorted(set(_done))
     finally:
         _done = done_before
         time.sleep, asyncio.sleep = sleep, sleep_in_loop
+        multiprocessing.util.spawnv_passfds = spawn
     if done:
         pytest.fail(
             f"a test of the deterministic stage did {', '.join(done)}: "

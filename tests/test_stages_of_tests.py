@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -52,6 +53,12 @@ def fork() -> None:
     os.waitpid(child, 0)
 
 
+def spawn() -> None:
+    child = multiprocessing.get_context("spawn").Process(target=str)
+    child.start()
+    child.join()
+
+
 def sleep() -> None:
     time.sleep(0)
 
@@ -73,6 +80,7 @@ def sleep_in_a_thread() -> None:
         (connect, "socket.connect"),
         (start_a_process, "subprocess.Popen"),
         (fork, "os.fork"),
+        (spawn, "multiprocessing.spawn"),
         (sleep, "time.sleep"),
         (sleep_in_a_loop, "asyncio.sleep"),
         (sleep_in_a_thread, "time.sleep"),
