@@ -89,7 +89,7 @@ class PlaneProcess:
         """Begins a load; returns when."""
         self._load = _Load()
         feeds = (msgspec.convert(feed, Feed),)
-        order = ReceiveOrder(plan, 0, msgspec.convert(manifest, Manifest), chunk_bytes, feeds)
+        order = ReceiveOrder(plan, msgspec.convert(manifest, Manifest), chunk_bytes, feeds)
         began_ns = time.monotonic_ns()
         self.plane.receive(order, self._load)
         return began_ns
