@@ -88,7 +88,7 @@ def engine() -> WaitingEngine:
 
 
 @pytest.fixture
-def worker(engine: WaitingEngine, tiny_model: Path) -> Iterator[ThreadWorker]:
+def worker(machine: None, engine: WaitingEngine, tiny_model: Path) -> Iterator[ThreadWorker]:
     """Beside one that has the model."""
     made = ThreadWorker(0, 8 << 20, executor=engine)
     source = ThreadWorker(SOURCE.worker, 8 << 20, executor=WaitingEngine())

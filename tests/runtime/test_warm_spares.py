@@ -28,7 +28,7 @@ PROMPT = tuple(range(5, 40))
 
 
 @pytest.fixture
-def workers() -> Iterator[list[ThreadWorker]]:
+def workers(machine: None) -> Iterator[list[ThreadWorker]]:
     made = [ThreadWorker(number, ARENA_BYTES) for number in range(3)]
     introduce_all(made)
     yield made

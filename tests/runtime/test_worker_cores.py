@@ -23,7 +23,7 @@ PROMPT = tuple(range(5, 40))
 
 
 @pytest.fixture
-def worker() -> Iterator[ThreadWorker]:
+def worker(machine: None) -> Iterator[ThreadWorker]:
     torch.set_num_threads(1)
     made = ThreadWorker(1, 8 << 20)
     yield made

@@ -39,7 +39,7 @@ def model(tiny_model: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def workers(request: pytest.FixtureRequest) -> Iterator[list[ThreadWorker]]:
+def workers(machine: None, request: pytest.FixtureRequest) -> Iterator[list[ThreadWorker]]:
     count, options = request.param
     made = [ThreadWorker(number, ARENA_BYTES, **options) for number in range(count)]
     introduce_all(made)

@@ -138,7 +138,7 @@ class Ends:
 
 
 @pytest.fixture(params=["plain", "sealed"])
-def ends(request: pytest.FixtureRequest, credentials: Credentials) -> Iterator[Ends]:
+def ends(machine: None, request: pytest.FixtureRequest, credentials: Credentials) -> Iterator[Ends]:
     protection = Protection(credentials, "a secret", lambda _: True)
     with ExitStack() as stack:
         yield stack.enter_context(closing(Ends(protection if request.param == "sealed" else None)))
