@@ -150,8 +150,12 @@ def test_blocks_of_a_pipeline_that_is_over_count_as_used() -> None:
     line.rest()
     member = line.at[3]
     assert member.report().kv_blocks_used == member.kv_in_use == 0
-    member.follow([])
+    member.follow([pipeline(6, 1, [3])])
     assert member.report().kv_blocks_used == member.kv_in_use == BLOCKS
+    # Where nothing else is to have them they are no load: the report would wake what drains.
+    member.follow([])
+    assert (member.report().running, member.report().kv_blocks_used) == (1, 0)
+    assert member.kv_in_use == BLOCKS
     line.order([])
     line.rest()
     assert member.report().kv_blocks_used == member.kv_in_use == 0

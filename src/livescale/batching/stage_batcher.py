@@ -146,12 +146,13 @@ class StageBatcher(Serving):
     def report(self) -> InstanceReported:
         """Of an instance that leads, what it has. Of others `running` are the leaders that have
         blocks here. Which of these are in use is known to the leaders of now; blocks of others
-        count as used."""
+        count as used. Those of an instance that no pipeline leads over come to nothing else, and
+        say nothing of what is needed: counted, they would wake an instance that drains."""
         pace = self._pace
         own = self.batcher.report(self._instance, 0, pace.prefill_tokens, pace.prefill_ns)
         leases = 0 if self._stage.is_first else self.visitors.leases
         counts = self._counts.counts()
-        used = self._blocks_left_over
+        used = self._blocks_left_over if self._pipelines else 0
         own = msgspec.structs.replace(own, kv_blocks_used=used, running=leases, stage=counts)
         return self.leads.report(own)
 
