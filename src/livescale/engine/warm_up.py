@@ -27,6 +27,17 @@ def import_modelling() -> None:
         getattr(transformers, architecture)  # the package imports what is asked for
 
 
+def load_kernels() -> None:
+    """Read the kernels from Numba's cache, or compile them: a minute on a machine's first start. No
+    thread is started, so a process may do it that forks later."""
+    with compiling_alone():
+        for dtype in (torch.float32, torch.bfloat16):
+            _compile_attention(dtype)
+            _compile_span(dtype)
+        linear_kernel()
+        row_norms_kernel()
+
+
 def warm_up(times_linears: bool = False) -> None:
     """Import the modelling code and touch the kernels that a first request would wait for.
 
@@ -45,14 +56,10 @@ def warm_up(times_linears: bool = False) -> None:
     model = AutoModelForCausalLM.from_config(config).eval()  # type: ignore[no-untyped-call]
     with torch.inference_mode():
         model(input_ids=torch.zeros(1, 2, dtype=torch.long))
-    with compiling_alone():
-        for dtype in (torch.float32, torch.bfloat16):
-            _compile_attention(dtype)
-            _compile_span(dtype)
-        linear_kernel()
-        row_norms_kernel()
-        if times_linears:
-            # Here, because other processes that start now would disturb it.
+    load_kernels()
+    if times_linears:
+        with compiling_alone():
+            # Other processes that start now would disturb it.
             ensure_timings()
 
 

@@ -1,8 +1,9 @@
 """A process that has imported what workers need, and becomes one whenever it is asked: it forks.
 
-To import torch and the models' modules takes seconds of a core, a fork milliseconds. The workers of
-a host share the memory of what was imported, and a worker that died is back at once. The server
-itself runs no operation of torch: threads do not survive a fork. Its parent's side is `forking.py`.
+To import torch and the models' modules, and to load the kernels, takes seconds of a core, a fork
+milliseconds. The workers of a host share the memory of all that, and a worker that died is back at
+once. The server itself starts no thread: threads do not survive a fork. Its parent's side is
+`forking.py`.
 
 Standard input is a socket of packets: orders with the descriptors that become a worker's standard
 input and output come in, pids and exit statuses go out. The end of the socket ends the server, and
@@ -60,9 +61,10 @@ def main() -> None:
 def _import_engine() -> None:
     # Imported here: the parent's side takes the messages from this file, and needs no torch.
     import livescale.runtime.worker_process  # noqa: F401
-    from livescale.engine.warm_up import import_modelling
+    from livescale.engine.warm_up import import_modelling, load_kernels
 
     import_modelling()
+    load_kernels()
 
 
 class _Server:

@@ -19,8 +19,8 @@ from livescale.runtime.fork_server import PACKET_BYTES_MAX, Ended, Forked, ForkO
 
 # The server tells how a process ended at once; a server that is gone was killed with its children.
 _STATUS_WAIT_S = 1.0
-# The first answer comes when everything is imported, on a busy machine too.
-_ANSWER_S = 120.0
+# The first answer comes when everything is imported and compiled, on a busy machine too.
+_ANSWER_S = 600.0
 
 
 class ForkServerError(Exception):
