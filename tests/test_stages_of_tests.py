@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import multiprocessing
 import os
 import socket
@@ -129,23 +130,30 @@ def test_the_time_that_a_test_may_take_is_a_deadline_too(request: pytest.Fixture
     assert mark.args == (patient(77.0),)
 
 
+#: that the suite's own rules need, and these rules
+PLUGINS = (
+    "pytest_rerunfailures",
+    "pytest_timeout",
+    "xdist.plugin",
+    "_hypothesis_pytestplugin",
+    "conftest",
+)
+
+
 def pytest_in(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
-            sys.executable,
-            "-P",
-            "-m",
-            "pytest",
-            "-p",
-            "conftest",
-            "--stage",
-            "real",
-            "--reruns",
-            "1",
-            ".",
+            *(sys.executable, "-P", "-m", "pytest"),
+            *itertools.chain.from_iterable(("-p", plugin) for plugin in PLUGINS),
+            *("--stage", "real", "--reruns", "1", "."),
         ],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
+            # The others take seconds to import.
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -16,7 +16,7 @@ from livescale.testbed.bed import Testbed
 from livescale.testbed.spec import NetworkSpec
 from slowness import patient, patient_ms
 
-pytestmark = NEEDS_RAY
+pytestmark = [*NEEDS_RAY, pytest.mark.long]
 STREAMS, TOKENS = 4, 300
 CONFIG = """
 device: timed

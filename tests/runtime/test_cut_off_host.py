@@ -26,6 +26,7 @@ def bed(network_namespaces: None) -> Iterator[Testbed]:
         yield made
 
 
+@pytest.mark.long
 def test_streams_of_a_host_that_is_cut_off_go_on_elsewhere(
     bed: Testbed, tiny_model: Path, tmp_path: Path
 ) -> None:

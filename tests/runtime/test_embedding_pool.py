@@ -31,6 +31,7 @@ async def embed(
     return {entry.index: np.asarray(entry.embedding, np.float32) for entry in answer.data}
 
 
+@pytest.mark.long
 def test_right_beside_completions_and_when_a_worker_dies(tiny_model: Path, tmp_path: Path) -> None:
     """Prompts take several Runs; those that a dead worker had are computed anew elsewhere."""
     limits = "    min_replicas: 2\n    max_replicas: 2\n"

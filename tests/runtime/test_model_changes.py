@@ -96,6 +96,7 @@ def test_what_cannot_be_published_is_said(tiny_model: Path, tmp_path: Path) -> N
         assert states(client) == {"tiny": "serving"}
 
 
+@pytest.mark.long
 def test_deaths_around_a_published_model(tiny_model: Path, tmp_path: Path) -> None:
     """A new controller knows it; a stream survives its worker, also of a model that leaves."""
     other = shutil.copytree(tiny_model, tmp_path / "other")

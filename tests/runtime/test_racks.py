@@ -21,6 +21,7 @@ def leaves(record: Path) -> dict[str, str]:
     return {event.device.host: event.device.leaf for event in joined}
 
 
+@pytest.mark.long
 def test_a_host_is_in_the_rack_that_it_names_else_the_files_else_the_heads(
     tiny_model: Path, tmp_path: Path
 ) -> None:

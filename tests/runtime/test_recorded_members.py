@@ -42,6 +42,7 @@ TOKENS = 40
 LINK_BYTES_PER_S = 3_000_000
 
 
+@pytest.mark.long
 def test_records_of_a_pool_whose_processes_die_replay(tiny_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "members"
     with LocalPool(

@@ -23,6 +23,7 @@ SPANS = "0-2 2-6"
 CORES_MAX = 20
 
 
+@pytest.mark.long
 def test_workers_get_cores_and_give_them_back(tiny_model: Path, tmp_path: Path) -> None:
     write_cores(tmp_path / "cores.json", CoresModel(1e6, 9e6))
     with LocalPool(

@@ -23,7 +23,8 @@ from slowness import patient
 pytestmark = pytest.mark.usefixtures("machine")
 
 
-@pytest.mark.parametrize(("few", "many"), mostly_long([(1, 2), (2, 3)], short=[(2, 3)]))
+@pytest.mark.long
+@pytest.mark.parametrize(("few", "many"), [(1, 2), (2, 3)])
 def test_instances_of_a_stage_come_and_go_and_requests_go_on(
     tiny_model: Path, tmp_path: Path, few: int, many: int
 ) -> None:
@@ -65,6 +66,7 @@ def test_the_next_controller_goes_on_with_the_pipelines(tiny_model: Path, tmp_pa
         check(GreedyOracle(tiny_model), asyncio.run(burst(pool)), TOKENS)
 
 
+@pytest.mark.long
 def test_runs_of_several_leaders_are_carried_out_as_one(tiny_model: Path, tmp_path: Path) -> None:
     """The first stage grows with its requests, the second has one instance, to which all lead."""
     limits = "    stages: 2\n    min_replicas: 1\n    max_replicas: 3\n"

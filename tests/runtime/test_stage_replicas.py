@@ -16,7 +16,6 @@ from pool_thread import LocalPool, wait_until
 from stage_pools import TOKENS, burst, by_stage, stage_pool
 from team_pools import words
 
-from effort import mostly_long
 from livescale.engine.model_files import model_spec, read_manifest
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.commands import StartHolding
@@ -33,13 +32,13 @@ from livescale.types import RequestId, WorkerRef
 
 pytestmark = pytest.mark.usefixtures("machine")
 MATRIX = list(itertools.product(range(1, 5), range(1, 4)))
-SHORT = [(2, 3)]
 
 Crossed = dict[tuple[RequestId, int], dict[WorkerRef, list[tuple[int, int]]]]
 """By attempt of a request and by worker: positions (the first one, how many) in order."""
 
 
-@pytest.mark.parametrize(("stages", "replicas"), mostly_long(MATRIX, SHORT))
+@pytest.mark.long
+@pytest.mark.parametrize(("stages", "replicas"), MATRIX)
 def test_tokens_are_right(tiny_model: Path, tmp_path: Path, stages: int, replicas: int) -> None:
     folder = tmp_path / "members"
     workers = stages * replicas

@@ -11,7 +11,6 @@ from pool_thread import LocalPool, wait_until
 from stage_pools import arrive, counted
 from team_pools import words
 
-from effort import mostly_long
 from livescale.cli.main import main
 from livescale.messages.commands import ScaleDecided
 from livescale.messages.events import InstanceReported
@@ -23,7 +22,8 @@ SPANS = "0-2 2-4 4-6"
 STAGES = ("tiny/0", "tiny/1", "tiny/2")
 
 
-@pytest.mark.parametrize("policy", mostly_long(["stages", "pipelines"], ["stages"]))
+@pytest.mark.long
+@pytest.mark.parametrize("policy", ["stages", "pipelines"])
 def test_the_slow_stage_grows_and_goes_back(
     tiny_model: Path, tmp_path: Path, policy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

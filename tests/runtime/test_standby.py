@@ -153,6 +153,7 @@ def test_models_and_limits_of_one_head_hold_at_the_other(
         assert at_second.post("/v1/completions", json=body).status_code == 404
 
 
+@pytest.mark.long
 def test_a_controller_that_was_stopped_finds_that_another_one_acts(
     heads: tuple[LocalPool, LocalPool, Joiner], caplog: pytest.LogCaptureFixture
 ) -> None:

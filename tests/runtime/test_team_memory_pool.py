@@ -21,6 +21,7 @@ from livescale.types import FromWorker
 pytestmark = pytest.mark.usefixtures("machine")
 
 
+@pytest.mark.long
 def test_hosts_load_their_own_copies_in_teams(tiny_model: Path, tmp_path: Path) -> None:
     with team_pool(
         tiny_model,

@@ -77,6 +77,7 @@ def test_requests_of_a_model_that_cannot_be_loaded_end_soon_and_a_repaired_one_s
         assert any("loads again" in record.message for record in caplog.records)
 
 
+@pytest.mark.long
 def test_a_directory_that_is_gone_and_a_copy_that_cannot_be_made_are_problems(
     tiny_model: Path, tmp_path: Path
 ) -> None:

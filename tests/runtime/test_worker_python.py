@@ -10,6 +10,7 @@ import psutil
 import pytest
 from pool_thread import LocalPool
 
+from effort import mostly_long
 from livescale.runtime.worker_python import WorkerPythonError, check_worker_python
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -24,7 +25,7 @@ def script(path: Path, *lines: str) -> str:
 
 
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize("device", ["cpu", "timed"])
+@pytest.mark.parametrize("device", mostly_long(["cpu", "timed"], short=["timed"]))
 def test_workers_run_in_it_and_nothing_else_does(
     tiny_model: Path, tmp_path: Path, device: str
 ) -> None:

@@ -176,6 +176,7 @@ def test_stretches_are_single_steps_with_live_instances_too(seed: int) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("machine")
 def test_the_same_seed_gives_the_same_bytes_with_live_instances() -> None:
     records = []

@@ -8,6 +8,7 @@ from bed_planes import MODEL_BYTES, Pair, check_two_classes, local_planes
 from bed_streams import slowed
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("machine")
 def test_kv_of_another_sender_takes_as_long_as_alone() -> None:
     rate = slowed(22_000_000)
