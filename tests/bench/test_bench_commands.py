@@ -73,6 +73,7 @@ def test_engine_runs_bfloat16_and_may_leave_others_out(tmp_path: Path) -> None:
     assert figures["ratios"] == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("machine")
 def test_gateway_holds_streams_beside_some_that_never_read(tmp_path: Path) -> None:
     figures = bench(

@@ -23,6 +23,7 @@ CHOICES, STREAMS = 128, 8
 LIGHT_PROMPT, HEAVY_PROMPT, HEAVY_TOKENS = 800, 4, 64
 
 
+@pytest.mark.long
 def test_a_light_client_hardly_notices_a_heavy_one(tiny_model: Path, tmp_path: Path) -> None:
     """It finds a place in the line, which the other fills, and its turn comes next: at most one
     request of the other is dispatched between its arrival and its dispatch."""

@@ -104,6 +104,7 @@ def test_a_link_that_was_cut_heals_the_pool_without_it(pool: LocalPool, bed: Tes
     burst(pool)
 
 
+@pytest.mark.long
 def test_a_slow_link_is_gone_around(pool: LocalPool, bed: Testbed) -> None:
     """Bytes still come over it, so nothing stalls; but a load takes many times what was planned."""
     wait_until(lambda: len(holders(pool)) == 1, "one instance is left")

@@ -61,6 +61,7 @@ def test_a_head_without_devices_serves_with_those_of_a_host_that_joins(
     assert all(not name.startswith("worker") for name in head.pool.pids())
 
 
+@pytest.mark.long
 def test_streams_of_a_host_whose_supervisor_is_killed_go_on_elsewhere(
     head: LocalPool, alice: Joiner, tmp_path: Path
 ) -> None:

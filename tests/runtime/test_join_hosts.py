@@ -86,6 +86,7 @@ def burst(head: LocalPool, oracle: GreedyOracle, count: int) -> None:
     check(oracle, asyncio.run(ask()), TOKENS)
 
 
+@pytest.mark.long
 def test_two_machines_make_a_pool_and_one_falls_silent(
     head: LocalPool, bed: Testbed, tiny_model: Path, tmp_path: Path, cluster: Cluster | None
 ) -> None:

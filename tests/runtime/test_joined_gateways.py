@@ -189,6 +189,7 @@ def test_its_process_is_started_again(head: LocalPool, tmp_path: Path) -> None:
         assert erin.said("the gateway is ready again after")
 
 
+@pytest.mark.long
 def test_the_end_of_the_pool_lets_streams_finish(tiny_model: Path, tmp_path: Path) -> None:
     pool = LocalPool(
         tiny_model, tmp_path, device="timed", workers=1, listen="127.0.0.1:0", timed_run_us=5_000

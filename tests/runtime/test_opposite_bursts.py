@@ -31,6 +31,7 @@ async def burst(pool: LocalPool, model: str) -> list[int]:
         return [answer.status_code for answer in await asyncio.gather(*calls)]
 
 
+@pytest.mark.long
 def test_each_model_gets_the_devices_when_it_needs_them(tiny_model: Path, tmp_path: Path) -> None:
     second = tmp_path / "second"
     make_model(second, "tiny", seed=9)

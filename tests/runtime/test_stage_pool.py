@@ -57,6 +57,7 @@ def test_what_goes_through_an_instance_that_dies_is_computed_again(
         check(GreedyOracle(tiny_model), asyncio.run(burst(pool)), TOKENS)
 
 
+@pytest.mark.long
 def test_the_next_controller_goes_on_with_the_pipelines(tiny_model: Path, tmp_path: Path) -> None:
     def kill() -> None:
         os.kill(pool.pool.pids()["controller"], signal.SIGKILL)

@@ -124,6 +124,7 @@ def test_no_stream_is_lost_when_the_controllers_of_both_heads_die(
     assert not set(before) & set(after)
 
 
+@pytest.mark.long
 def test_models_and_limits_of_one_head_hold_at_the_other(
     heads: tuple[LocalPool, LocalPool, Joiner], tiny_model: Path
 ) -> None:

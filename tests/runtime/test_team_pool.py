@@ -15,6 +15,7 @@ from completions import Answer, check, prompt
 from pool_thread import LocalPool, wait_until
 from team_pools import ask_for, team_pool, teams, words
 
+from effort import mostly_long
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.events import HoldingCompleted, InstanceReported, RequestEnded
 from livescale.routes import Team
@@ -111,7 +112,9 @@ def started_early(events: list, team: Team) -> int:
     return started
 
 
-@pytest.mark.parametrize("who", ["leader", "member", "controller"])
+@pytest.mark.parametrize(
+    "who", mostly_long(["leader", "member", "controller"], short=["controller"])
+)
 def test_nothing_is_lost_when_a_process_dies_in_the_midst(
     pool: LocalPool, oracle: GreedyOracle, who: str
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_topology_makes_hosts_of_one_machine(tiny_model: Path, tmp_path: Path)
         assert not events(pool, LinkMeasured)
 
 
+@pytest.mark.long
 def test_few_prompt_tokens_and_long_answers_scale_a_pool(tiny_model: Path, tmp_path: Path) -> None:
     """Twice as many requests as all instances have places for, and hardly any prefill work."""
     requests, tokens = 64, 250

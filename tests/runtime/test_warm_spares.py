@@ -128,6 +128,7 @@ def test_other_bytes_than_those_that_are_wanted_do_not_wake(
 # -- a whole pool ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("machine")
 def test_from_two_to_one_and_back_moves_nothing(tiny_model: Path, tmp_path: Path) -> None:
     settings = "    min_replicas: 2\n    max_replicas: 2\n"

@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -182,8 +183,8 @@ def test_a_lost_worker_costs_an_attempt_and_no_tokens() -> None:
 @pytest.mark.usefixtures("machine")
 def test_the_same_seed_gives_the_same_bytes_whatever_hashing_does() -> None:
     here = Path(__file__).parent
-    records = []
-    for hash_seed in ("1", "2"):
+
+    def record(hash_seed: str) -> bytes:
         child = subprocess.run(
             [sys.executable, "-c", _CHILD, str(here)],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
@@ -191,7 +192,10 @@ def test_the_same_seed_gives_the_same_bytes_whatever_hashing_does() -> None:
             check=True,
             timeout=patient(60),
         )
-        records.append(child.stdout)
+        return child.stdout
+
+    with ThreadPoolExecutor() as threads:
+        records = list(threads.map(record, ("1", "2")))
     assert len(records[0]) > 10_000
     assert records[0] == records[1]
 
