@@ -196,7 +196,7 @@ def arranged(run: Run, shared: int) -> tuple[np.ndarray, SpanMemory, SpanRows]:
     job["heads"], job["kv_heads"], job["head_dim"] = shared, 1, 8
     job["hidden"] = job["intermediate"] = 8
     job["block_tokens"], job["chooses"] = 4, 1
-    memory, rows = SpanMemory(job, 1), span_rows(run, shared)
+    memory, rows = SpanMemory(job, 1), span_rows(run, shared, 1 << 20)
     memory.fit(rows.rows, rows.units, 1)
     job["segments"], job["segment_count"] = rows.segments.buffer_info()[0], len(run.segments)
     arrange(job)

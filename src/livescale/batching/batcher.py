@@ -216,11 +216,13 @@ class Batcher:
             tokens = next(sampled) if segment.samples else ()
             sequence = self._sequence_of(segment)
             del self._busy[segment.request, segment.attempt]
-            sequence.write(self.pool, len(segment.token_ids))
             leaving = (segment.request, segment.attempt) if self._leaving else None
             if leaving is not None and self._leaving.pop(leaving, None) is not None:
+                # Nobody finds what it computed last: it may have failed, and written nothing.
                 self.pool.release(sequence.block_table)
-            elif tokens:
+                continue
+            sequence.write(self.pool, len(segment.token_ids))
+            if tokens:
                 emitted.append(sequence.emit(tokens))
                 if not sequence.is_started:
                     self.lines.start(sequence)

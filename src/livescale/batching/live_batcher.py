@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from livescale.batching import live_messages as messages
 from livescale.batching.batcher import Batcher
 from livescale.batching.decode_giver import DecodeGiver
+from livescale.batching.faulty_runs import FaultyRequest
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.live_batches import LiveBatches
 from livescale.batching.live_drainer import LiveDrainer
@@ -73,6 +74,8 @@ class LiveBatcher(Serving):
         )
         #: what is to run elsewhere
         self._returned: list[tuple[RequestId, int]] = []
+        #: what can be computed nowhere
+        self._refused: list[tuple[RequestId, int, str]] = []
         #: of a target with everything: requests up to this one came while it was live
         self._order_max: int | None = None
 
@@ -150,6 +153,15 @@ class LiveBatcher(Serving):
 
     def shorten(self, run: Run, steps: int) -> Run:
         return self.batcher.shorten(run, steps)
+
+    def fail(self, run: Run, faulty: Sequence[FaultyRequest]) -> None:
+        for one in faulty:
+            if self.cancel(one.request, one.attempt):
+                self._refused.append((one.request, one.attempt, one.reason))
+
+    def take_refused(self) -> list[tuple[RequestId, int, str]]:
+        refused, self._refused = self._refused, []
+        return refused
 
     def done(
         self, run: Run, token_ids: Sequence[Sequence[int]], elapsed_ns: int

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from livescale.batching.engine_step import EngineStep
+from livescale.batching.faulty_runs import FaultyRequest
 from livescale.batching.live_messages import LiveMessage
 from livescale.batching.run import BatchKey, EmittedTokens, Run, SequenceSpec
 from livescale.messages.events import InstanceReported, TeamBroke
@@ -89,6 +90,11 @@ class Serving(Protocol):
     def stepped(self, run: Run, step: EngineStep, elapsed_ns: int) -> list[EmittedTokens]:
         """As `done`, of a Run that stands for a step of an engine."""
         raise AssertionError(f"{self!r}: its Runs are none of another engine")
+
+    def fail(self, run: Run, faulty: Sequence[FaultyRequest]) -> None:
+        """The first Run in flight, which is `done` next, gave nothing of these requests: they are
+        forgotten, and whoever leads them forgets them. Tokens and rows of theirs say nothing."""
+        raise AssertionError(f"{self!r}: a Run of it fails as a whole")
 
     def take_refused(self) -> Sequence[tuple[RequestId, int, str]]:
         """What was forgotten since the last call because it can never run here, and why."""

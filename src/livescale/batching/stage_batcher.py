@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from livescale.batching.batcher import Batcher
+from livescale.batching.faulty_runs import FaultyRequest
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.live_messages import Handover, LiveMessage, UnexpectedMessage, refusal
 from livescale.batching.live_pace import LivePace
@@ -123,6 +124,13 @@ class StageBatcher(Serving):
 
     def shorten(self, run: Run, steps: int) -> Run:
         return run  # each has one step
+
+    def fail(self, run: Run, faulty: Sequence[FaultyRequest]) -> None:
+        self.visitors.fail(faulty)
+
+    def take_refused(self) -> list[tuple[RequestId, int, str]]:
+        refused, self.leads.refused = self.leads.refused, []
+        return refused
 
     def done(
         self, run: Run, token_ids: Sequence[Sequence[int]], elapsed_ns: int

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.run import EmittedTokens, Run, SequenceSpec
+from livescale.batching.run import EmittedTokens, Run, Segment, SequenceSpec
 from livescale.batching.sequence import SequenceState
 from livescale.batching.visit_lead import as_sent
 from livescale.batching.visit_messages import Lead, Quota, Stop, Visit
@@ -102,6 +102,11 @@ class StageLead:
             del self._leaving[partner.instance]
             self._quotas.pop(partner.instance, None)
         return left
+
+    def segments_of(self, number: int) -> Sequence[Segment]:
+        """Of a Run in flight (none: it is not known)."""
+        run, _ = self._flying.get(number, (None, ()))
+        return () if run is None else run.segments
 
     def granted(self, quota: Quota) -> list[SequenceSpec]:
         """A member keeps blocks for what is decided here. Returns requests that these can never

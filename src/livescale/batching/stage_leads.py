@@ -15,6 +15,7 @@ from livescale.batching.batcher import BatcherConfig
 from livescale.batching.live_messages import UnexpectedMessage
 from livescale.batching.run import EmittedTokens, SequenceSpec
 from livescale.batching.stage_lead import StageLead
+from livescale.batching.visit_lead import refused_of
 from livescale.batching.visit_messages import (
     Broken,
     Disbanded,
@@ -70,6 +71,8 @@ class StageLeads:
         self._slowest_ns = 0
         self.emitted: list[EmittedTokens] = []
         self.returned: list[tuple[RequestId, int]] = []
+        #: what can be computed nowhere, and why
+        self.refused: list[tuple[RequestId, int, str]] = []
         #: the pipeline of now that lost a member which may be there
         self.broke: TeamBroke | None = None
         #: of pipelines that are over
@@ -168,6 +171,7 @@ class StageLeads:
             self.returned += [(spec.request, spec.attempt) for spec in too_long]
         elif isinstance(message, Visited):
             self._slowest_ns -= self._slowest_ns // 8
+            self.refused += refused_of(message, lead)
             try:
                 self.emitted += lead.visited(message.run, message.token_ids)
             except ValueError as error:

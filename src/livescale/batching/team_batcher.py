@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from livescale.batching.faulty_runs import FaultyRequest
 from livescale.batching.live_batcher import LiveBatcher
 from livescale.batching.live_messages import LiveMessage
 from livescale.batching.run import BatchKey, EmittedTokens, Run, SequenceSpec
@@ -87,6 +88,15 @@ class TeamBatcher(Serving):
 
     def shorten(self, run: Run, steps: int) -> Run:
         return self.inner.shorten(run, steps)
+
+    def fail(self, run: Run, faulty: Sequence[FaultyRequest]) -> None:
+        if self.side.visitors.is_next(run):
+            self.side.visitors.fail(faulty)
+        else:
+            self.inner.fail(run, faulty)
+
+    def take_refused(self) -> list[tuple[RequestId, int, str]]:
+        return self.side.take_refused() + self.inner.take_refused()
 
     def done(
         self, run: Run, token_ids: Sequence[Sequence[int]], elapsed_ns: int

@@ -22,7 +22,7 @@ from livescale.batching.live_messages import (
 from livescale.batching.live_taker import is_here_already
 from livescale.batching.run import EmittedTokens, Run, SequenceSpec
 from livescale.batching.team_parting import Parting, check_shared, moving_pays
-from livescale.batching.visit_lead import Left, VisitLead
+from livescale.batching.visit_lead import Left, VisitLead, refused_of
 from livescale.batching.visit_messages import (
     Broken,
     Disbanded,
@@ -66,6 +66,7 @@ class TeamSide:
         self._outbox: list[tuple[WorkerRef, LiveMessage]] = []
         self._emitted: list[EmittedTokens] = []
         self._returned: list[tuple[RequestId, int]] = []
+        self._refused: list[tuple[RequestId, int, str]] = []
 
     @property
     def is_idle(self) -> bool:
@@ -152,6 +153,10 @@ class TeamSide:
     def take_returned(self) -> list[tuple[RequestId, int]]:
         returned, self._returned = self._returned, []
         return returned
+
+    def take_refused(self) -> list[tuple[RequestId, int, str]]:
+        refused, self._refused = self._refused, []
+        return refused
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -256,6 +261,7 @@ class TeamSide:
             for spec in lead.granted(message):
                 self._inner.add(spec)
         elif isinstance(message, Visited):
+            self._refused += refused_of(message, lead)
             try:
                 self._emitted += lead.visited(message.run, message.token_ids)
             except ValueError as error:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import msgspec
 
 from livescale.batching.batcher import Batcher, BatcherConfig
 from livescale.batching.run import EmittedTokens, Run, Segment, SequenceSpec
 from livescale.batching.sequence import SequenceState
-from livescale.batching.visit_messages import Lead, Quota, Stop, Visit
+from livescale.batching.visit_messages import Lead, Quota, Stop, Visit, Visited
 from livescale.routes import Partner
 from livescale.types import InstanceId, LayerSpan, RequestId, WorkerRef
 
@@ -140,6 +141,11 @@ class VisitLead:
         segments = tuple(map(as_sent, run.segments))
         return Visit(self.lead, self.home, run.id, self.way, segments)
 
+    def segments_of(self, number: int) -> Sequence[Segment]:
+        """Of a Run in flight (none: it is not known)."""
+        run = self._flying.get(number)
+        return () if run is None else run.segments
+
     def visited(self, number: int, token_ids: Sequence[int]) -> list[EmittedTokens]:
         """The Run has gone all the way. Tokens of a Run that is not known are left out."""
         run = self._flying.get(number)
@@ -173,6 +179,24 @@ class VisitLead:
         self.batcher = Batcher(config, self._span, runs_max=len(self.way) + 1)
         early, self._early = [*self._early.values()], {}
         return [spec for spec in early if not self.add(spec)]
+
+
+class _Leading(Protocol):
+    """Runs that are on their way, and the requests of these."""
+
+    def segments_of(self, number: int) -> Sequence[Segment]: ...
+
+    def cancel(self, request: RequestId, attempt: int) -> bool: ...
+
+
+def refused_of(visited: Visited, lead: _Leading) -> list[tuple[RequestId, int, str]]:
+    """Forget what a member could not compute. Returns those requests that were here, and why."""
+    here = {(segment.request, segment.attempt) for segment in lead.segments_of(visited.run)}
+    return [
+        (one.request, one.attempt, one.reason)
+        for one in visited.faulty
+        if (one.request, one.attempt) in here and lead.cancel(one.request, one.attempt)
+    ]
 
 
 def as_sent(segment: Segment) -> Segment:

@@ -21,6 +21,7 @@ shares or finds again is free, shared and found at all of them, and nothing is t
 
 from __future__ import annotations
 
+from livescale.batching.faulty_runs import FaultyRequest
 from livescale.batching.run import BatchKey, Segment
 from livescale.routes import Partner
 from livescale.types import InstanceId, LayerSpan, Value, WorkerRef
@@ -54,7 +55,8 @@ class Visit(Value, frozen=True, tag=True):
     """The leader's Run `run`, from the first instance of `way` on. `home` is where the leader is.
 
     Rows come along where the first span does not begin with layer 0: one per position, in segment
-    order. Behind layer 0 only the number of a segment's token ids counts.
+    order. Behind layer 0 only the number of a segment's token ids counts. Of requests that are
+    `faulty` an instance before could not compute rows: theirs say nothing.
     """
 
     lead: Lead
@@ -62,6 +64,7 @@ class Visit(Value, frozen=True, tag=True):
     run: int
     way: tuple[Stop, ...]
     segments: tuple[Segment, ...]
+    faulty: tuple[FaultyRequest, ...] = ()
 
     @property
     def key(self) -> BatchKey:
@@ -79,11 +82,13 @@ class Visit(Value, frozen=True, tag=True):
 
 
 class Visited(Value, frozen=True, tag=True):
-    """One token per sampling segment of the Run, in segment order."""
+    """One token per sampling segment of the Run, in segment order: none that means anything for
+    `faulty` requests, which could not be computed."""
 
     lead: Lead
     run: int
     token_ids: tuple[int, ...]
+    faulty: tuple[FaultyRequest, ...] = ()
 
     @property
     def key(self) -> BatchKey:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from livescale.batching.batcher import Batcher
+from livescale.batching.faulty_runs import FaultyRequest, are_among
 from livescale.batching.held import Table
 from livescale.batching.live_messages import KvWanted, PartOf, UnexpectedMessage
 from livescale.batching.run import BatchKey, Run, Segment
@@ -79,6 +80,8 @@ class Visitors:
         self._line: deque[Visit] = deque()
         #: the first one ends first
         self._in_flight: deque[tuple[Run, tuple[Visit, ...]]] = deque()
+        #: of the first Run in flight, as far as it is known
+        self._faulty: tuple[FaultyRequest, ...] = ()
         #: visits whose rows are still to be sent on
         self._leaving: dict[BatchKey, None] = {}
 
@@ -186,6 +189,8 @@ class Visitors:
             raise UnexpectedMessage(f"layers {span} are not here")
         for segment in visit.segments:
             self._check(segment, lease)
+        if not are_among(visit.faulty, visit):
+            raise UnexpectedMessage(f"faulty requests that run {visit.run} has not")
         return True
 
     def take(self, visit: Visit) -> bool:
@@ -217,20 +222,27 @@ class Visitors:
         """The Run is a visit's."""
         return bool(self._in_flight) and self._in_flight[0][0].id == run.id
 
+    def fail(self, faulty: Sequence[FaultyRequest]) -> None:
+        """The first Run in flight, which is done next, gave nothing of these requests: their leader
+        is told with what came of the others."""
+        self._faulty = tuple(faulty)
+
     def done(self, token_ids: tuple[int, ...]) -> None:
         """The first Run in flight is over: rows go on, or tokens home."""
         run, visits = self._in_flight.popleft()
         sampled = iter(token_ids)
         for visit, part in zip(visits, run.parts, strict=True):
             self._ran(visit, tuple(itertools.islice(sampled, part.sampled)))
+        self._faulty = ()
 
     def _ran(self, visit: Visit, token_ids: tuple[int, ...]) -> None:
         lease = self._leases[visit.lead]
+        faulty = (*visit.faulty, *(one for one in self._faulty if are_among([one], visit)))
         if len(visit.way) == 1:
-            self._tell(lease.home, Visited(visit.lead, visit.run, token_ids))
+            self._tell(lease.home, Visited(visit.lead, visit.run, token_ids, faulty))
             return
         segments = tuple(map(_onward, visit.segments))
-        onward = msgspec.structs.replace(visit, way=visit.way[1:], segments=segments)
+        onward = msgspec.structs.replace(visit, way=visit.way[1:], segments=segments, faulty=faulty)
         self._leaving[visit.key] = None
         self._tell(onward.way[0].partner, onward)
 

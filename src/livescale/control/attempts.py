@@ -29,6 +29,8 @@ class Attempts:
         self._failed: list[FailRequest] = []
         #: requests whose attempts have failed too often, unless one is under way after all
         self._given_up: list[RequestRecord] = []
+        #: of workers that gateways have lost: a request had lost another worker before
+        self._suspected: dict[WorkerRef, bool] = {}
         #: the latest end of any request's avoidance of a worker
         self.avoid_until_ns = 0
 
@@ -120,8 +122,10 @@ class Attempts:
         if event.outcome is Outcome.WORKER_LOST:
             # The gateway often sees it first: until WorkerLost is here the worker still looks
             # alive, and the request must not be sent to it again.
+            worker = record.worker
             self._avoid_worker(record, now_ns)
-            self._attempt_failed(record, f"worker {record.worker} was lost")
+            is_suspect = self._is_suspect(record, worker)
+            self._attempt_failed(record, f"worker {worker} was lost", is_suspect=is_suspect)
         elif event.worker not in (None, record.worker):
             # Another worker has taken the attempt over, or that one had, and has ended it.
             if event.outcome is Outcome.RETURNED and event.moves > record.moves:
@@ -145,8 +149,10 @@ class Attempts:
     def worker_lost(self, worker: WorkerRef, reason: str) -> bool:
         """The attempts under way there have failed. False if there were none."""
         records = self._router.on_worker(worker)
+        suspect = [record for record in records if self._is_suspect(record, worker)]
         for record in records:
-            self._attempt_failed(record, reason)
+            self._attempt_failed(record, reason, is_suspect=record in suspect)
+        self._suspected.pop(worker, None)
         return bool(records)
 
     def fail_waiting(self, part: Part, reason: str, retry_after_ns: int) -> list[FailRequest]:
@@ -183,12 +189,23 @@ class Attempts:
         else:
             self._router.retry(record)
 
-    def _attempt_failed(self, record: RequestRecord, reason: str) -> None:
+    def _is_suspect(self, record: RequestRecord, worker: WorkerRef) -> bool:
+        """The worker may have ended by the request. Where one was that had lost a worker before, it
+        was one of these."""
+        had_one = any(other.failures for other in self._router.on_worker(worker))
+        self._suspected[worker] = self._suspected.get(worker, False) or had_one
+        return bool(record.failures) or not self._suspected[worker]
+
+    def _attempt_failed(self, record: RequestRecord, reason: str, *, is_suspect: bool) -> None:
+        """The attempt ended with its worker. The last one that a suspect has is without others."""
         if record.is_cancelled:
             self._router.end(record)
             return
-        record.failures += 1
-        record.failure = reason
+        attempts_max = self._config.request_attempts_max
+        if is_suspect:
+            record.failures += 1
+            record.failure = reason
         self._router.retry(record)
-        if record.failures >= self._config.request_attempts_max:
+        record.is_alone = 0 < record.failures == attempts_max - 1
+        if record.failures >= attempts_max:
             self._given_up.append(record)

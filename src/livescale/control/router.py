@@ -24,6 +24,7 @@ from livescale.control.router_rows import (
     RowLimits,
     bound_rows,
     choose_row,
+    empty_rows,
 )
 from livescale.messages.events import InstanceReported
 from livescale.routes import Route
@@ -264,6 +265,8 @@ class Router:
             if not fitting or (due is not None and now_ns >= due.avoided_until_ns):
                 sated[record.client] = None
                 continue
+            if record.is_alone:
+                fitting = empty_rows(fitting)
             row = choose_row(fitting, record.prompt_tokens, shunned)
             if row is None:
                 continue
@@ -277,7 +280,7 @@ class Router:
                 if not any(row.is_open for row in rows):
                     break
                 continue
-            row.room -= 1
+            row.room = 0 if record.is_alone else row.room - 1
             record.attempt += 1
             record.moves = 0
             record.lost_taker = None

@@ -42,6 +42,8 @@ class RequestRecord:
     #: how the last one did
     failures: int = 0
     failure: str = ""
+    #: until its first token it is given no company: it may be what its workers ended by
+    is_alone: bool = False
     #: workers that the gateway could not reach, or that gave the request back, and until when they
     #: are left alone
     avoided: tuple[WorkerRef, ...] = ()
@@ -59,6 +61,8 @@ class Outstanding:
     unadmitted: int = 0
     unstarted: int = 0
     unstarted_tokens: int = 0
+    #: of those that are not started, how many are to be alone
+    alone: int = 0
     tokens: int = 0
     queued_tokens: int = 0
     begun_tokens: int = 0
@@ -109,6 +113,7 @@ class Outstanding:
         if not record.is_started:
             self.unstarted += sign
             self.unstarted_tokens += sign * record.prompt_tokens
+            self.alone += sign if record.is_alone else 0
 
     def validate(self, worker: WorkerRef) -> None:
         """The counts are those of the records. Raises AssertionError."""
@@ -130,7 +135,8 @@ class RouteRow:
     """A route: `tokens` of prompts are to be done on its `workers`, `room` more requests can go
     there, and prompts up to `tokens_max` together (None: any). `amount` is what it is chosen by
     among its like (thousandths of a token), then `held_tokens`, then `newest`: how far a Run is
-    that goes on there is not known, but what was given a request longer ago is done sooner."""
+    that goes on there is not known, but what was given a request longer ago is done sooner. It has
+    `held` requests."""
 
     def __init__(
         self,
@@ -141,6 +147,7 @@ class RouteRow:
         room: int,
         tokens_max: int | None,
         newest: int = 0,
+        held: int = 0,
     ) -> None:
         self.route = route
         self.workers = workers
@@ -149,6 +156,7 @@ class RouteRow:
         self.room = room
         self.tokens_max = tokens_max
         self.newest = newest
+        self.held = held
         self.cost_permille, self.lag_tokens = route.cost_permille, route.lag_tokens
         self.amount = self._computed_at() + self.lag_tokens * 1000
 
@@ -168,6 +176,7 @@ class RouteRow:
             self.tokens_max += pair.lag_tokens // _PAIR_GAIN_PART
 
     def add(self, tokens: int) -> None:
+        self.held += 1
         self.tokens += tokens
         self.held_tokens += tokens
         self.amount = self._computed_at() + self.lag_tokens * 1000
@@ -215,7 +224,7 @@ class RowLimits:
     def row(self, route: Route, known: Mapping[WorkerRef, Outstanding]) -> RouteRow:
         """What is outstanding is that of all workers of the route."""
         workers = route.workers
-        held = tokens = uncomputed = unadmitted = unstarted = left_out = newest = 0
+        held = tokens = uncomputed = unadmitted = unstarted = left_out = newest = alone = 0
         for worker in workers:  # not sum by sum: this is asked of every route at every step
             outstanding = known.get(worker)
             if outstanding is not None:
@@ -226,18 +235,21 @@ class RowLimits:
                 unstarted += outstanding.unstarted
                 left_out += outstanding.left_out
                 newest = max(newest, outstanding.newest)
+                alone += outstanding.alone
         binding = self.binding
+        if alone:
+            return RouteRow(route, workers, uncomputed, tokens, 0, None, newest, held)
         if isinstance(binding, EarlyBinding):
             ahead_max = self.live_ahead_max if route.is_live else binding.ahead_max
-            return RouteRow(route, workers, tokens, tokens, ahead_max - unadmitted, None)
+            return RouteRow(route, workers, tokens, tokens, ahead_max - unadmitted, None, held=held)
         tokens_max = binding.ahead_tokens_max * max(len(workers), route.members)
         if route.is_live:
             ahead, room = route.ahead_tokens, self.live_ahead_max - unadmitted
             live_max = None if ahead is None else tokens_max + ahead
-            return RouteRow(route, workers, uncomputed, tokens, room, live_max, newest)
+            return RouteRow(route, workers, uncomputed, tokens, room, live_max, newest, held)
         room = min(self.ahead_max - unstarted, self.places + _BESIDE_PLACES_MAX - held)
         room = 0 if left_out else room
-        return RouteRow(route, workers, uncomputed, tokens, room, tokens_max, newest)
+        return RouteRow(route, workers, uncomputed, tokens, room, tokens_max, newest, held)
 
 
 def bound_rows(rows: list[RouteRow], waiting_tokens: int, waking: int) -> None:
@@ -267,6 +279,15 @@ def choose_row(
     if later is not None and (row is None or later.until < row.until):
         row = later
     return row
+
+
+def empty_rows(rows: list[RouteRow]) -> list[RouteRow]:
+    """Those for a request that is to be alone. If there are none, the one that has fewest gets no
+    others until it is empty."""
+    empty = [row for row in rows if not row.held]
+    if not empty and rows:
+        min(rows, key=lambda row: (row.held, row.instance)).room = 0
+    return empty
 
 
 def _least(rows: Iterable[RouteRow]) -> RouteRow | None:

@@ -155,7 +155,7 @@ class CompiledSpan:
     ) -> SpanResult:
         """The Run's decoder layers and, unless the Run `gives_rows`, its head; from token ids if
         there are no `hidden` rows (rows, hidden). `layer_ran` as `InstanceExecutor.run` has it."""
-        rows = span_rows(run, self._shared)
+        rows = span_rows(run, self._shared, self._vocabulary)
         self._make_room(rows)
         given = None if hidden is None else hidden.contiguous()
         out = torch.empty(rows.rows, self._hidden, dtype=self._dtype) if gives_rows else None

@@ -21,15 +21,19 @@ class SpanRows:
     samples: int
 
 
-def span_rows(run: Run, shared: int) -> SpanRows:
+def span_rows(run: Run, shared: int, vocabulary: int) -> SpanRows:
     """The Run's segments; `shared` query heads have one KV head. What follows from them is computed
-    in the call (`kernels/rows.py`)."""
+    in the call (`kernels/rows.py`). Raises IndexError for token ids beyond the `vocabulary`: a
+    kernel would read whatever lies there."""
     flat: list[int] = []
     rows = units = positions = samples = 0
     rows_max = rows_of_unit(shared)
     for segment in run.segments:
         ids, table, chooses = segment.token_ids, segment.block_table, segment.chooses
         count, context = len(ids), segment.first_position
+        if min(ids) < 0 or max(ids) >= vocabulary:
+            foreign = next(i for i in ids if not 0 <= i < vocabulary)
+            raise IndexError(f"token id {foreign} of a model that has {vocabulary}")
         flat += (count, context, chooses, len(table))
         flat += ids
         flat += table

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from livescale.batching.batcher import BatcherConfig
 from livescale.batching.engine_step import EngineStep
+from livescale.batching.faulty_runs import FaultyRequest
 from livescale.batching.live_messages import LiveMessage
 from livescale.batching.run import SequenceSpec
 from livescale.messages.attempts import Cancel, Disown
@@ -119,11 +120,13 @@ class ExecutorReady(Value, frozen=True, tag=True):
 
 class RunEnded(Value, frozen=True, tag=True):
     """The Run that was ordered last is over: per sampling segment a token per step. Its last step
-    took `elapsed_ns`. What came of one that was a step of an engine is its `step`."""
+    took `elapsed_ns`. What came of one that was a step of an engine is its `step`. Of the `faulty`
+    requests nothing came: tokens of theirs say nothing."""
 
     token_ids: Sequence[Sequence[int]]
     elapsed_ns: int
     step: EngineStep | None = None
+    faulty: tuple[FaultyRequest, ...] = ()
 
 
 class LayersRan(Value, frozen=True, tag=True):

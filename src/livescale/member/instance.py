@@ -196,6 +196,8 @@ class HostedInstance:
         run = self._runs.popleft()
         if run.batch is not None:
             self.live_layers += run.span.decoder_layers(self._layers)
+        if ended.faulty:
+            self.serving.fail(run, ended.faulty)
         emitted = _came_of(self.serving, run, ended)
         self._attempts.refused(self.serving.take_refused())
         if emitted:

@@ -7,12 +7,14 @@ so nothing that is done here meanwhile keeps them waiting.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from livescale.batching.batcher import BatcherConfig
+from livescale.batching.faulty_runs import FaultyRequest
 from livescale.batching.live_messages import Handover, KvLayer, LiveMessage, WithRows
 from livescale.batching.run import BatchKey, Run, SequenceSpec
 from livescale.batching.visit_messages import Visit, Visited
@@ -25,19 +27,22 @@ from livescale.member.instance import ServingLimits
 from livescale.member.member import Member
 from livescale.messages.events import AnyEvent
 from livescale.runtime.boot import WorkerBoot
+from livescale.runtime.faulty_pieces import run_or_pieces
 from livescale.runtime.live_parcels import Letter, ParcelError
 from livescale.runtime.member_thread import MemberThread
 from livescale.runtime.peer_lines import PeerLines
 from livescale.runtime.protocol import Examined, FromTokenServer, Submit, Token, Tokens
 from livescale.runtime.run_answers import SUM_BYTES, RunAnswers
 from livescale.runtime.run_lane import RunLane
-from livescale.stages import takes_rows
+from livescale.stages import gives_rows, takes_rows
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
 from livescale.types import LayerSpan, PlanId, RequestId, StageOf, WorkerRef
 
 if TYPE_CHECKING:
     from livescale.engine.run_result import HiddenRows
+
+_log = logging.getLogger(__name__)
 
 
 class Reporter(Protocol):
@@ -48,8 +53,8 @@ class Reporter(Protocol):
     def to_gateway(self, gateway: str, message: FromTokenServer) -> None: ...
 
 
-# A Run, what came of it, and what it took in ns.
-_Ended = tuple[Run, RunResult, int]
+# A Run, what came of it, requests of which nothing did, and what it took in ns.
+_Ended = tuple[Run, RunResult, tuple[FaultyRequest, ...], int]
 
 
 class WorkerThread(MemberThread):
@@ -87,7 +92,7 @@ class WorkerThread(MemberThread):
         )
         #: whose model the executor has
         self._assigned: PlanId | None = None
-        self._vocabulary = self._sum_bytes = 0
+        self._vocabulary = self._sum_bytes = self._row_bytes = self._layers = 0
         self._stage: StageOf | None = None
         self._rows: dict[BatchKey, HiddenRows] = {}
         self._lane: RunLane[_Ended] = RunLane()
@@ -163,6 +168,8 @@ class WorkerThread(MemberThread):
         where = f"config of {manifest.model}"
         shape = parse_config(manifest.config_json, where)
         self._vocabulary, self._sum_bytes = shape.vocab_size, SUM_BYTES * shape.hidden_size
+        spec = model_spec(manifest)
+        self._layers, self._row_bytes = spec.layers, spec.row_bytes_per_token
         pool = self._boot.pool
         limits = BatcherConfig(
             kv_blocks=executor.kv_blocks,
@@ -177,7 +184,7 @@ class WorkerThread(MemberThread):
                 plan=effect.plan,
                 limits=limits,
                 kv_layer_bytes=executor.kv_layer_bytes(1),
-                row_bytes=model_spec(manifest).row_bytes_per_token,
+                row_bytes=self._row_bytes,
                 stage=manifest.stage,
             )
         )
@@ -238,20 +245,23 @@ class WorkerThread(MemberThread):
         rows = None
         if parts and takes_rows(self._stage, run.span):
             rows = executor.join_rows([self._rows.pop(part.key) for part in parts])
+        row_bytes = self._row_bytes if gives_rows(self._stage, run.span, self._layers) else 0
         began_ns = time.monotonic_ns()
-        result = executor.run(run, rows, layer_ran)
+        result, faulty = run_or_pieces(executor, run, rows, layer_ran, row_bytes)
         elapsed_ns = time.monotonic_ns() - began_ns
         if parts and result.hidden is not None:
             own = executor.split_rows(result.hidden, [part.token_count for part in parts])
             self._rows.update(zip([part.key for part in parts], own, strict=True))
-        return run, result, elapsed_ns
+        return run, result, faulty, elapsed_ns
 
     def _run_ended(self, ended: _Ended) -> None:
-        run, result, elapsed_ns = ended
+        run, result, faulty, elapsed_ns = ended
+        for one in faulty:
+            _log.error("%s cannot be computed: %s", one.request, one.reason)
         hosted = self.member.instance
         self._answers.ran(run, result, hosted.duty.instance if hosted is not None else None)
         tokens = [(token,) for token in result.token_ids]
-        self._inputs.insert(0, inputs.RunEnded(tokens, elapsed_ns, result.step))
+        self._inputs.insert(0, inputs.RunEnded(tokens, elapsed_ns, result.step, faulty))
 
     # -- effects: gateways ----------------------------------------------------------------------
 
