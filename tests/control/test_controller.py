@@ -226,7 +226,7 @@ def test_the_last_instance_is_never_drained() -> None:
 
 
 def test_requests_of_a_lost_worker_get_one_more_attempt_and_then_fail() -> None:
-    controller = serving(workers=3, instances=3, instances_max=3)
+    controller = serving(workers=3, instances=3, instances_max=3, request_attempts_max=2)
     step(controller, 1, arrived("r", 300))
     assert step(controller, 2, WorkerLost(W[0], "out of memory")) == [Dispatch("r", 2, 102, W[1])]
     assert step(controller, 3, WorkerLost(W[1], "out of memory")) == [
@@ -237,7 +237,7 @@ def test_requests_of_a_lost_worker_get_one_more_attempt_and_then_fail() -> None:
 
 def test_a_request_that_failed_and_is_announced_again_gets_no_attempt_twice() -> None:
     """Two workers are lost at once: the gateway's news of each crosses the failure (seed 1116)."""
-    controller = serving(workers=2, instances=2, instances_max=2)
+    controller = serving(workers=2, instances=2, instances_max=2, request_attempts_max=2)
     step(controller, 1, arrived("r", 300))
     step(controller, 2, WorkerLost(W[0], "out of memory"))
     assert FailRequest("r", "worker w1.0 was lost: gone") in step(

@@ -383,7 +383,7 @@ def test_the_queue_goes_to_the_target_until_the_load_is_over() -> None:
 
 
 def test_a_lost_source_leaves_the_target_to_go_on_alone() -> None:
-    controller = live_pair(request_attempts_max=2)
+    controller = live_pair()
     commands = step(controller, 3, WorkerLost(W[0], "gone"))
     assert dispatched(commands) == [("s1", 2), ("s2", 2)]
     assert dispatched(step(controller, 4, arrived("r"))) == [("r", 2)]

@@ -550,7 +550,7 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     ] = 30
     request_attempts_max: Annotated[
         int, About("times a request is tried when workers are lost", "attempts", 1, 100)
-    ] = 2
+    ] = 3
     record: Annotated[
         str | None, About("file for the run record (.zst: compressed); none: no record")
     ] = None

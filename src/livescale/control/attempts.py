@@ -29,7 +29,7 @@ class Attempts:
         self._failed: list[FailRequest] = []
         #: requests whose attempts have failed too often, unless one is under way after all
         self._given_up: list[RequestRecord] = []
-        #: of workers that gateways have lost: a request had lost another worker before
+        #: workers that gateways have lost: whether one of their requests had lost another before
         self._suspected: dict[WorkerRef, bool] = {}
         #: the latest end of any request's avoidance of a worker
         self.avoid_until_ns = 0
@@ -92,6 +92,7 @@ class Attempts:
                     # Whom it was taken from is gone, but it is not.
                     record.failures -= 1
                     record.failure = ""
+                    record.is_alone = self._has_one_left(record)
                 self._router.move(record, event.worker, part)
                 is_news = True
         return is_news
@@ -124,8 +125,11 @@ class Attempts:
             # alive, and the request must not be sent to it again.
             worker = record.worker
             self._avoid_worker(record, now_ns)
-            is_suspect = self._is_suspect(record, worker)
-            self._attempt_failed(record, f"worker {worker} was lost", is_suspect=is_suspect)
+            is_spared = self._had_suspect(worker) and not record.failures
+            self._attempt_failed(record, f"worker {worker} was lost", is_spared=is_spared)
+            if not self._router.on_worker(worker):
+                # It may live on, and is lost to the gateways alone: a later loss is another one.
+                del self._suspected[worker]
         elif event.worker not in (None, record.worker):
             # Another worker has taken the attempt over, or that one had, and has ended it.
             if event.outcome is Outcome.RETURNED and event.moves > record.moves:
@@ -149,9 +153,10 @@ class Attempts:
     def worker_lost(self, worker: WorkerRef, reason: str) -> bool:
         """The attempts under way there have failed. False if there were none."""
         records = self._router.on_worker(worker)
-        suspect = [record for record in records if self._is_suspect(record, worker)]
+        had_suspect = self._had_suspect(worker)
         for record in records:
-            self._attempt_failed(record, reason, is_suspect=record in suspect)
+            is_spared = had_suspect and not record.failures
+            self._attempt_failed(record, reason, is_spared=is_spared)
         self._suspected.pop(worker, None)
         return bool(records)
 
@@ -189,23 +194,27 @@ class Attempts:
         else:
             self._router.retry(record)
 
-    def _is_suspect(self, record: RequestRecord, worker: WorkerRef) -> bool:
-        """The worker may have ended by the request. Where one was that had lost a worker before, it
-        was one of these."""
-        had_one = any(other.failures for other in self._router.on_worker(worker))
+    def _had_suspect(self, worker: WorkerRef) -> bool:
+        """One of the requests that the worker had when it ended had lost another worker before."""
+        had_one = any(record.failures for record in self._router.on_worker(worker))
         self._suspected[worker] = self._suspected.get(worker, False) or had_one
-        return bool(record.failures) or not self._suspected[worker]
+        return self._suspected[worker]
 
-    def _attempt_failed(self, record: RequestRecord, reason: str, *, is_suspect: bool) -> None:
-        """The attempt ended with its worker. The last one that a suspect has is without others."""
+    def _attempt_failed(self, record: RequestRecord, reason: str, *, is_spared: bool) -> None:
+        """The attempt ended with its worker, by which the request loses one unless it `is_spared`:
+        that was another request's fault. The last attempt of one that lost others is without
+        company."""
         if record.is_cancelled:
             self._router.end(record)
             return
-        attempts_max = self._config.request_attempts_max
-        if is_suspect:
+        if not is_spared:
             record.failures += 1
             record.failure = reason
         self._router.retry(record)
-        record.is_alone = 0 < record.failures == attempts_max - 1
-        if record.failures >= attempts_max:
+        record.is_alone = self._has_one_left(record)
+        if record.failures >= self._config.request_attempts_max:
             self._given_up.append(record)
+
+    def _has_one_left(self, record: RequestRecord) -> bool:
+        """The request has lost workers, and one more would be the last."""
+        return 0 < record.failures == self._config.request_attempts_max - 1

@@ -266,7 +266,7 @@ class Router:
                 sated[record.client] = None
                 continue
             if record.is_alone:
-                fitting = empty_rows(fitting)
+                fitting = empty_rows(fitting, shunned)
             row = choose_row(fitting, record.prompt_tokens, shunned)
             if row is None:
                 continue

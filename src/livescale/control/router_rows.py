@@ -281,9 +281,10 @@ def choose_row(
     return row
 
 
-def empty_rows(rows: list[RouteRow]) -> list[RouteRow]:
-    """Those for a request that is to be alone. If there are none, the one that has fewest gets no
-    others until it is empty."""
+def empty_rows(rows: list[RouteRow], shunned: tuple[WorkerRef, ...]) -> list[RouteRow]:
+    """Those for a request that is to be alone, and keeps away from some workers. If there are none,
+    the one that has fewest gets no others until it is empty."""
+    rows = [row for row in rows if row.worker not in shunned]
     empty = [row for row in rows if not row.held]
     if not empty and rows:
         min(rows, key=lambda row: (row.held, row.instance)).room = 0

@@ -162,6 +162,7 @@ class HostedInstance:
         except UnexpectedMessage as error:
             self._emit(effects.Refuse(sent.peer, str(error)))
             return
+        self._attempts.refused(self.serving.take_refused())
         emitted = self.serving.take_emitted()
         if emitted:
             self._attempts.emitted(emitted)
