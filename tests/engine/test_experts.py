@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from livescale.engine.errors import ModelError
-from livescale.engine.layers import DTYPES
 from livescale.engine.model_files import read_layers, read_manifest
+from livescale.engine.modules import DTYPES
 from livescale.types import Manifest
 
 Models = Callable[[str], FamilyModel]

@@ -13,10 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import AutoModelForCausalLM
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from livescale.engine.attention import ATTENTION, PagedBatch
 from livescale.engine.compiled_span import CompiledSpan, can_compile
@@ -26,11 +23,9 @@ from livescale.engine.kv_cache import KVCache
 from livescale.engine.linear_choice import ChosenLinears, WeightsLayout
 from livescale.engine.linear_timing import known_timings
 from livescale.engine.linears import replace_linears
-from livescale.engine.model_config import ModelShape, parse_config, parse_object
+from livescale.engine.model_config import parse_config
+from livescale.engine.modules import DTYPES, build_model, layer_modules, misfits
 from livescale.types import LayerEntry, Manifest, StageOf, TensorEntry
-
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""torch's dtypes by their safetensors names."""
 
 Rope = dict[str | None, tuple[torch.Tensor, torch.Tensor]]
 """(cos, sin), each (1, T, rotated size), by layer type; None where all layers have the same."""
@@ -65,8 +60,7 @@ class Layers:
         where = f"config of {manifest.model}"
         self.config = parse_config(manifest.config_json, where)
         self.dtype = DTYPES[manifest.dtype]
-        model = _build(manifest.config_json, where, self.dtype)
-        _check_reading(self.config, model.config, where)
+        model = build_model(manifest.config_json, self.config, where, manifest.dtype, ATTENTION)
         with device:
             # Its tables are no parameters, so the meta device left them without values.
             self._rotary: Any = type(model.model.rotary_emb)(config=model.config)
@@ -74,15 +68,10 @@ class Layers:
         self._rope_types = sorted(set(layer_types), key=str)
         embed, norm, lm_head = model.model.embed_tokens, model.model.norm, model.lm_head
         self._embed, self._norm, self._lm_head = embed, norm, lm_head
-        head = {"norm": norm} if self.config.is_tied else {"norm": norm, "lm_head": lm_head}
         #: what the head begins with
         self.final_norm: Callable[[torch.Tensor], torch.Tensor] = norm
         #: parameters of layer i, named as in the manifest
-        self._modules: list[nn.Module] = [
-            nn.ModuleDict({"embed_tokens": embed}),
-            *model.model.layers,
-            nn.ModuleDict(head),
-        ]
+        self._modules = layer_modules(model, is_tied=self.config.is_tied)
         self._calls: list[LayerCall] = [
             _embedding_call(embed, self.dtype, device),
             *(_decoder_call(*pair) for pair in zip(model.model.layers, layer_types, strict=True)),
@@ -130,18 +119,18 @@ class Layers:
         Raises ModelError unless the entry covers exactly the module's parameters, in their shapes.
         """
         module = self._modules[entry.layer]
-        wanted = {name: tuple(p.shape) for name, p in self.parameters(entry.layer).items()}
         given = {tensor.name: tensor for tensor in entry.tensors}
-        for name in sorted(wanted.keys() - given.keys()):
-            raise ModelError(f"layer {entry.layer} lacks tensor {name}")
-        for name in sorted(given.keys() - wanted.keys()):
-            raise ModelError(f"layer {entry.layer} has tensor {name}, which its module does not")
-        for name, tensor in given.items():
-            if tensor.shape != wanted[name] or DTYPES[tensor.dtype] != self.dtype:
-                raise ModelError(
-                    f"layer {entry.layer}: {name} is {tensor.dtype} {tensor.shape},"
-                    f" its module wants {self.dtype} {wanted[name]}"
-                )
+        for misfit in misfits(module, given):
+            where = f"layer {entry.layer}"
+            if misfit.given is None:
+                raise ModelError(f"{where} lacks tensor {misfit.name}")
+            if misfit.wanted is None:
+                raise ModelError(f"{where} has tensor {misfit.name}, which its module does not")
+            (dtype, shape), (wanted_dtype, wanted_shape) = misfit.given, misfit.wanted
+            raise ModelError(
+                f"{where}: {misfit.name} is {dtype} {shape},"
+                f" its module wants {wanted_dtype} {wanted_shape}"
+            )
         for name, tensor in given.items():
             owner, _, leaf = name.rpartition(".")
             view = _view(arena, entry, tensor)
@@ -200,41 +189,6 @@ class Layers:
 
 
 # -- helpers, in the order used -----------------------------------------------------------------
-
-
-#: what transformers raises for a configuration that it cannot read or build
-_CONFIG_ERRORS = (KeyError, TypeError, ValueError, AttributeError, StrictDataclassError)
-
-
-def _build(config_json: str, where: str, dtype: torch.dtype) -> Any:
-    """The model's modules on the meta device: shapes without memory."""
-    fields = parse_object(config_json, where)
-    try:
-        config = CONFIG_MAPPING[str(fields["model_type"])].from_dict(fields)
-        auto: Any = AutoModelForCausalLM
-        with torch.device("meta"):
-            model = auto.from_config(config, attn_implementation=ATTENTION, dtype=dtype)
-    except _CONFIG_ERRORS as error:
-        raise ModelError(f"{where} describes no model that transformers builds: {error}") from error
-    assert not list(model.model.layers.buffers()), "layers have tables that are not filled"
-    return model.eval()
-
-
-def _check_reading(ours: ModelShape, theirs: Any, where: str) -> None:
-    """LiveScale and transformers read the same sizes. Raises ModelError naming the key."""
-    default_head_dim = theirs.hidden_size // theirs.num_attention_heads
-    readings = {
-        "num_hidden_layers": (ours.decoder_layers, theirs.num_hidden_layers),
-        "hidden_size": (ours.hidden_size, theirs.hidden_size),
-        "vocab_size": (ours.vocab_size, theirs.vocab_size),
-        "num_attention_heads": (ours.heads, theirs.num_attention_heads),
-        "num_key_value_heads": (ours.kv_heads, theirs.num_key_value_heads),
-        "head_dim": (ours.head_dim, getattr(theirs, "head_dim", None) or default_head_dim),
-        "tie_word_embeddings": (ours.is_tied, theirs.tie_word_embeddings),
-    }
-    for key, (our_value, their_value) in readings.items():
-        if our_value != their_value:
-            raise ModelError(f"{where}: {key} is read as {our_value}, transformers: {their_value}")
 
 
 def _rope_types(rotary: nn.Module, config: Any) -> list[str | None]:

@@ -25,8 +25,13 @@ LM_HEAD = "lm_head.weight"
 
 _DECODER_TENSOR = re.compile(r"model\.layers\.(0|[1-9]\d*)\.(.+)")
 
-#: Not parameters: old checkpoints carry the rope table, which the modules compute.
-_IGNORED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+#: Not parameters, and left out as transformers does: tables of rope, masks and positions, which
+#: modules compute. Old checkpoints carry them, some in dtypes that no parameter has.
+_IGNORED = re.compile(
+    r"model\.(layers\.\d+\.)?((self_attn|attn|attention)\.)?(rotary_emb\.)?"
+    r"((\w+_)?(inv_freq|cos_cached|sin_cached)|position_ids|causal_mask)"
+    r"|model\.layers\.\d+\.(self_attn|attn|attention)\.(masked_)?bias"
+)
 
 #: Tensors of a layer in the order of use; q, k, v and gate, up are neighbours, so that each group
 #: can be run as one matrix. Others follow by name.

@@ -7,7 +7,7 @@ before a model is published in a running pool.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -59,24 +59,30 @@ _PAIR_RUNS_MIN = 4
 _LIVE_OVER_NS = 100 * _MS_NS
 
 
-def prepare_models(config: PoolConfig) -> tuple[CatalogEntry, ...]:
+def prepare_models(
+    config: PoolConfig, check_modules: Callable[[Path], object]
+) -> tuple[CatalogEntry, ...]:
     """Read every model's config, headers and checksums.
 
     Raises ModelError for a broken directory, ConfigError (with both sizes) for a model that does
-    not fit a worker.
+    not fit a worker. `check_modules` raises ModelError for a directory whose tensors do not fit
+    the modules that are to compute with them (see `ModuleCheck`).
     """
     check_memory(config, 0, 0)
-    return tuple(prepare_model(config, model) for model in config.models)
+    return tuple(prepare_model(config, model, check_modules) for model in config.models)
 
 
-def prepare_model(config: PoolConfig, model: ModelConfig) -> CatalogEntry:
+def prepare_model(
+    config: PoolConfig, model: ModelConfig, check_modules: Callable[[Path], object]
+) -> CatalogEntry:
     """Read one model's config, headers and checksums: every byte of it, once.
 
     Raises ModelError or ConfigError as `prepare_models` does.
     """
-    directory = Path(model.path).resolve()
+    directory = model_directory(model)
     name = model.name or directory.name
     manifest = read_manifest(directory, name)
+    check_modules(directory)
     if not (directory / "tokenizer.json").is_file():
         raise ModelError(f"{directory} has no tokenizer.json: requests could not be read")
     spec = model_spec(manifest)
@@ -122,6 +128,11 @@ def prepare_model(config: PoolConfig, model: ModelConfig) -> CatalogEntry:
         sampling_defaults=sampling_defaults(directory),
         warnings=_kv_warnings(config, spec, request_tokens_max, block_bytes * leaders),
     )
+
+
+def model_directory(model: ModelConfig) -> Path:
+    """Where its files are, from wherever it is asked for."""
+    return Path(model.path).resolve()
 
 
 def manifests_of(model: ModelConfig, manifest: Manifest) -> tuple[Manifest, ...]:

@@ -9,6 +9,7 @@ from livescale.common.settings import ConfigError
 from livescale.engine.errors import ModelError
 from livescale.runtime.boot import PrepareBoot, Status, read_boot, report
 from livescale.runtime.catalog import prepare_model
+from livescale.runtime.module_check import ModuleCheck
 from livescale.runtime.vllm_python import check_vllm
 from livescale.runtime.worker_python import WorkerPythonError
 
@@ -17,7 +18,8 @@ def main() -> None:
     """Read the model and tell its catalog entry, or what is wrong with it."""
     boot = read_boot(PrepareBoot)
     try:
-        entry = prepare_model(boot.pool, boot.model)
+        with ModuleCheck(boot.pool, (boot.model,)) as check:
+            entry = prepare_model(boot.pool, boot.model, check)
         check_vllm(boot.pool, (entry,))
     except (ModelError, ConfigError, WorkerPythonError) as error:
         report(Status(fatal=str(error)))
