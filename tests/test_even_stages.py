@@ -94,7 +94,7 @@ def test_a_profile_moves_layers_away_from_a_slow_head(tiny_model: Path, tmp_path
         stages = f"{{path: '{tiny_model}', stages: 2, stage_profile: times.csv}}"
         path.write_text(f"workers: 2\nmodels:\n  - {stages}\n")
         config = load_config(path, [], {}, {})
-        [entry] = prepare_models(config, lambda directory: None)
+        [entry] = prepare_models(config)
         specs = map(model_spec, manifests_of(config.models[0], entry.manifest))
         return [spec.stage.span(spec.layers) for spec in specs if spec.stage is not None]
 

@@ -99,7 +99,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> FidelityPool:
 
 @pytest.fixture(scope="module")
 def policy(pool: FidelityPool) -> ModelPolicy:
-    [entry] = prepare_models(pool.config, lambda directory: None)
+    [entry] = prepare_models(pool.config)
     return ModelPolicy(entry.spec, instances_min=1, instances_max=pool.config.workers)
 
 

@@ -1,5 +1,4 @@
-"""Models whose files do not fit their modules are refused where they are read: when one is
-published, and when a pool starts."""
+"""Models whose files do not fit their modules are refused when they are published."""
 
 from __future__ import annotations
 
@@ -16,12 +15,9 @@ from livescale.config.model import ModelConfig
 from livescale.config.pool import PoolConfig
 from livescale.engine.errors import ModelError
 from livescale.runtime.boot import PrepareBoot, Status
-from livescale.runtime.restoration import restored_models
-from livescale.runtime.state_directory import PoolState
+from livescale.runtime.module_check import ModuleCheck
 
 pytestmark = pytest.mark.usefixtures("machine")
-
-MISFIT = r"k_proj\.weight is F32 \(64, 128\), its config\.json wants F32 \(128, 128\)"
 
 
 @pytest.fixture
@@ -59,31 +55,21 @@ def test_a_model_that_does_not_fit_is_not_published(tiny_model: Path, misfit: Pa
     assert taken.entry is not None
 
 
-def test_a_pool_does_not_start_with_one_and_does_not_serve_a_kept_one(
-    tiny_model: Path, misfit: Path
-) -> None:
-    good = ModelConfig(path=str(tiny_model), name="good")
-    bad = ModelConfig(path=str(misfit), name="bad")
-    with pytest.raises(ModelError, match=MISFIT):
-        restored_models(pool(good, bad), PoolState(), lambda entries: None)
-    catalog = restored_models(pool(good), PoolState((bad,)), lambda entries: None)
-    assert [model.settings for model in catalog.models] == [good]
-    [unserved] = catalog.unserved
-    assert "k_proj.weight is F32 (64, 128)" in unserved.problem
-
-
 @pytest.mark.parametrize("device", ["vllm", "timed"])
 def test_other_engines_have_other_modules(misfit: Path, device: str) -> None:
-    bad = ModelConfig(path=str(misfit), name="bad")
-    assert restored_models(pool(bad, device=device), PoolState(), lambda entries: None).models
+    model = ModelConfig(path=str(misfit), name="bad")
+    with ModuleCheck(pool(device=device), (model,)) as check:
+        check(misfit)
 
 
 def test_a_check_that_gives_no_answer_says_why(tiny_model: Path, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'No module named livescale' >&2\nexit 1\n")
     python.chmod(0o700)
-    config = msgspec.structs.replace(
-        pool(ModelConfig(path=str(tiny_model), name="m")), worker_python=str(python)
-    )
-    with pytest.raises(ModelError, match="could not be found out: No module named livescale"):
-        restored_models(config, PoolState(), lambda entries: None)
+    model = ModelConfig(path=str(tiny_model), name="m")
+    config = msgspec.structs.replace(pool(), worker_python=str(python))
+    with (
+        ModuleCheck(config, (model,)) as check,
+        pytest.raises(ModelError, match="could not be found out: No module named livescale"),
+    ):
+        check(tiny_model.resolve())

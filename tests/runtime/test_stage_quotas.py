@@ -19,7 +19,7 @@ def prepared(model: Path, tmp_path: Path, kv_bytes: int, limits: str, workers: i
         f"workers: {workers}\nkv_bytes: {kv_bytes}\nblock_tokens: {BLOCK_TOKENS}\n"
         f"models:\n  - {{path: '{model}', {limits}}}\n"
     )
-    [entry] = prepare_models(load_config(path, [], {}, {}), lambda directory: None)
+    [entry] = prepare_models(load_config(path, [], {}, {}))
     return entry
 
 

@@ -164,7 +164,7 @@ def start(config: PoolConfig, state: PoolState) -> Catalog:
 
 def test_what_is_configured_goes_before_what_is_kept(tiny_model: Path, tmp_path: Path) -> None:
     own = ModelConfig(path=str(tiny_model), name="own", max_replicas=2)
-    config = PoolConfig(models=(own,), kv_bytes=8 << 20, arena_bytes=8 << 20, device="timed")
+    config = PoolConfig(models=(own,), kv_bytes=8 << 20, arena_bytes=8 << 20)
     changed = ModelConfig(path=str(tiny_model), name="own", max_replicas=3, priority=5)
     gone = tmp_path / "gone"
     other = shutil.copytree(tiny_model, tmp_path / "other")
@@ -190,7 +190,7 @@ def test_what_is_configured_goes_before_what_is_kept(tiny_model: Path, tmp_path:
     # An entry that was edited since is the newer word.
     edited = ModelConfig(path=str(tiny_model), name="own", max_replicas=1)
     (model,) = start(
-        PoolConfig(models=(edited,), kv_bytes=8 << 20, device="timed"), PoolState((), state.changed)
+        PoolConfig(models=(edited,), kv_bytes=8 << 20), PoolState((), state.changed)
     ).models
     assert model.settings == edited
 
@@ -200,7 +200,7 @@ def test_what_survives_is_what_the_next_start_has(
     is_kept: bool, tiny_model: Path, tmp_path: Path
 ) -> None:
     own = ModelConfig(path=str(tiny_model), name="own")
-    config = PoolConfig(models=(own,), kv_bytes=8 << 20, arena_bytes=8 << 20, device="timed")
+    config = PoolConfig(models=(own,), kv_bytes=8 << 20, arena_bytes=8 << 20)
     other = ModelConfig(path=str(shutil.copytree(tiny_model, tmp_path / "other")), name="other")
     changed = ModelConfig(path=str(tiny_model), name="own", priority=1)
     for settings_now in (own, changed, other):

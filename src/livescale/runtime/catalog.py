@@ -59,25 +59,26 @@ _PAIR_RUNS_MIN = 4
 _LIVE_OVER_NS = 100 * _MS_NS
 
 
-def prepare_models(
-    config: PoolConfig, check_modules: Callable[[Path], object]
-) -> tuple[CatalogEntry, ...]:
+def prepare_models(config: PoolConfig) -> tuple[CatalogEntry, ...]:
     """Read every model's config, headers and checksums.
 
     Raises ModelError for a broken directory, ConfigError (with both sizes) for a model that does
-    not fit a worker. `check_modules` raises ModelError for a directory whose tensors do not fit
-    the modules that are to compute with them (see `ModuleCheck`).
+    not fit a worker.
     """
     check_memory(config, 0, 0)
-    return tuple(prepare_model(config, model, check_modules) for model in config.models)
+    return tuple(prepare_model(config, model) for model in config.models)
 
 
 def prepare_model(
-    config: PoolConfig, model: ModelConfig, check_modules: Callable[[Path], object]
+    config: PoolConfig,
+    model: ModelConfig,
+    check_modules: Callable[[Path], object] = lambda directory: None,
 ) -> CatalogEntry:
     """Read one model's config, headers and checksums: every byte of it, once.
 
-    Raises ModelError or ConfigError as `prepare_models` does.
+    Raises ModelError or ConfigError as `prepare_models` does. `check_modules` raises ModelError for
+    a directory whose tensors do not fit the modules that are to compute with them (`ModuleCheck`):
+    that takes seconds, which the start of a pool does without. There the first load finds it out.
     """
     directory = model_directory(model)
     name = model.name or directory.name

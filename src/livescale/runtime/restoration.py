@@ -18,7 +18,6 @@ from livescale.config.pool import PoolConfig
 from livescale.config.reading import changed_model, checked_model
 from livescale.engine.errors import ModelError
 from livescale.runtime.catalog import prepare_model, prepare_models, published
-from livescale.runtime.module_check import ModuleCheck
 from livescale.runtime.protocol import Catalog, CatalogEntry, UnservedModel
 from livescale.runtime.state_directory import ChangedModel, PoolState
 
@@ -33,8 +32,31 @@ def restored_models(
 
     Raises ModelError or ConfigError for what is wrong with a model of the configuration.
     """
-    with ModuleCheck(config, (*config.models, *state.published)) as check:
-        return _restored(config, state, fits, check)
+    models = [
+        model
+        for settings, entry in zip(
+            _with_changes(config, state), prepare_models(config), strict=True
+        )
+        for model in published(config, settings, entry)
+    ]
+    fits(tuple(model.entry for model in models))
+    names = {model.settings.name for model in models}
+    unserved = []
+    for kept in state.published:
+        if kept.name in names:
+            _log.warning("model %s: the configuration's replaces the kept one", kept.name)
+            continue
+        names.add(kept.name)
+        try:
+            settings = checked_model(kept, config)
+            parts = published(config, settings, prepare_model(config, settings))
+            fits(tuple(model.entry for model in (*models, *parts)))
+        except (ModelError, ConfigError, OSError) as error:
+            _log.error("model %s was kept and cannot be served: %s", kept.name, error)
+            unserved.append(UnservedModel(kept, str(error)))
+        else:
+            models += parts
+    return Catalog(tuple(models), unserved=tuple(unserved))
 
 
 def state_of(config: PoolConfig, catalog: Catalog) -> PoolState:
@@ -64,39 +86,6 @@ def survives_restart(config: PoolConfig, settings: ModelConfig, *, is_kept: bool
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
-
-
-def _restored(
-    config: PoolConfig,
-    state: PoolState,
-    fits: Callable[[tuple[CatalogEntry, ...]], object],
-    check: ModuleCheck,
-) -> Catalog:
-    models = [
-        model
-        for settings, entry in zip(
-            _with_changes(config, state), prepare_models(config, check), strict=True
-        )
-        for model in published(config, settings, entry)
-    ]
-    fits(tuple(model.entry for model in models))
-    names = {model.settings.name for model in models}
-    unserved = []
-    for kept in state.published:
-        if kept.name in names:
-            _log.warning("model %s: the configuration's replaces the kept one", kept.name)
-            continue
-        names.add(kept.name)
-        try:
-            settings = checked_model(kept, config)
-            parts = published(config, settings, prepare_model(config, settings, check))
-            fits(tuple(model.entry for model in (*models, *parts)))
-        except (ModelError, ConfigError, OSError) as error:
-            _log.error("model %s was kept and cannot be served: %s", kept.name, error)
-            unserved.append(UnservedModel(kept, str(error)))
-        else:
-            models += parts
-    return Catalog(tuple(models), unserved=tuple(unserved))
 
 
 def _with_changes(config: PoolConfig, state: PoolState) -> list[ModelConfig]:
