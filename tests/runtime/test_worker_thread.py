@@ -239,3 +239,37 @@ def test_a_load_that_is_released_half_way_leaves_the_worker_empty(
     ]
     assert target.report is None
     load_source(target, manifest, model)
+
+
+@pytest.mark.parametrize("workers", [(1, {})], indirect=True)
+def test_requests_that_cannot_be_computed_end_alone(
+    workers: list[ThreadWorker], model: Path
+) -> None:
+    """Others get their tokens, from the same worker and at the first attempt."""
+    [worker], manifest = workers, read_manifest(model, "tiny")
+    load_source(worker, manifest, model)
+    prompts = {f"r{n}": tuple(range(5 + 9 * n, 25 + 18 * n)) for n in range(4)}
+    # Ids that the model has not: in one piece, and at the end of a prompt of several Runs.
+    poison = {"p0": (3, 5000), "p1": (*range(150), 1 << 40)}
+    for name, ids in (poison | prompts).items():
+        worker.submit(Submit(name, 1, 1, ids, (), SamplingParams(6)))
+    ended, tokens, failed = {}, {name: [] for name in prompts}, {}
+    while len(ended) < len(prompts) + len(poison):
+        word = worker.heard(lambda word: isinstance(word, (RequestEnded, Tokens, AttemptFailed)))[
+            -1
+        ]
+        if isinstance(word, RequestEnded):
+            assert word.attempt == 1
+            ended[word.request] = word.outcome
+        elif isinstance(word, AttemptFailed):
+            assert word.request not in failed
+            failed[word.request] = word.reason
+        else:
+            for token in word.tokens:
+                tokens[token.request].append(token.token_id)
+    assert ended == dict.fromkeys(prompts, Outcome.FINISHED) | dict.fromkeys(poison, Outcome.FAILED)
+    assert failed.keys() == poison.keys()
+    assert "5000" in failed["p0"]
+    checks = GreedyOracle(model).check_many([(prompts[name], tokens[name]) for name in prompts])
+    assert all(check.is_right and check.tokens == 6 for check in checks)
+    assert worker.is_running
