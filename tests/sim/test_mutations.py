@@ -329,7 +329,7 @@ def weights_are_not_heeded(patch: pytest.MonkeyPatch) -> None:
 
 def given_back_counts_as_lost(patch: pytest.MonkeyPatch) -> None:
     def broken(self: Attempts, record: RequestRecord) -> None:
-        self._attempt_failed(record, "it was given back")
+        self._attempt_failed(record, "it was given back", is_spared=False)
 
     patch.setattr(Attempts, "_returned", broken)
 

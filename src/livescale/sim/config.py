@@ -39,6 +39,8 @@ class FaultConfig(Value, frozen=True):
     are late by up to `late_ns_max` (never out of order), of 1000 progress messages `lost_permille`
     never come, and of 1000 requests `cancelled_permille` are cancelled at some time. Of 1000
     messages that hand a live batch over `pair_loss_permille` lose one of the two workers soon.
+    Of 1000 requests `raising_permille` have a position with which the executor raises, and
+    `killing_permille` one by which the worker ends that computes it, also after `until_ns`.
     Another controller takes over while the first one lives on (`takeovers`), for up to
     `takeover_ns_max`, in which members and the gateway reach one of the two, both or none.
     """
@@ -75,6 +77,8 @@ class FaultConfig(Value, frozen=True):
     cancelled_permille: int = 0
     pair_loss_permille: int = 0
     line_loss_permille: int = 0
+    raising_permille: int = 0
+    killing_permille: int = 0
     until_ns: int = 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from livescale.batching.run import Run
@@ -21,9 +21,12 @@ from livescale.member.inputs import CoresSet, ExecutorReady, LayersRan, RunEnded
 from livescale.policies import CoresModel
 from livescale.sim.clock import COMMIT_PRIORITY, Clock
 from livescale.sim.config import SimConfig
+from livescale.sim.poison import Poison
 from livescale.types import ModelSpec, PlanId
 
 _NS_PER_S = 1_000_000_000
+_NOTHING = (0,)
+"""In the place of a token that could not be computed: no token is 0."""
 
 
 class SimExecutor:
@@ -36,14 +39,18 @@ class SimExecutor:
         clock: Clock,
         shorten: Callable[[int], Run],
         progressed: Callable[[RunEnded | LayersRan], None],
+        poison: Poison,
+        killed: Callable[[], None],
     ) -> None:
         """`shorten` cuts the Run in flight after so many steps; `progressed` is given its
-        result, and how far one is of which that is to be told."""
+        result, and how far one is of which that is to be told. The worker is `killed` by what the
+        `poison` says."""
         self._config = config
         self._device = device
         self._clock = clock
         self._shorten = shorten
         self._progressed = progressed
+        self._poison, self._killed = poison, killed
         self._spec: ModelSpec | None = None
         self._cores_model: CoresModel | None = None
         self._latency: AnyLatency | None = None
@@ -154,11 +161,22 @@ class SimExecutor:
         if self._run is not run:
             return
         self._run = None
+        assert self._spec is not None
+        if self._poison.kills(run, self._spec):
+            self._killed()
+            return
+        faulty = self._poison.faulty(run, self._spec)
         # The token at a position is the position: another computation of it gives the same.
         ends = [s.first_position + len(s.token_ids) for s in run.segments if s.samples]
         began_ns = self.step_ns[-2] if run.steps > 1 else self._began_ns
-        token_ids = [range(end, end + run.steps) for end in ends]
-        self._progressed(RunEnded(token_ids, self.step_ns[-1] - began_ns))
+        token_ids: list[Sequence[int]] = [range(end, end + run.steps) for end in ends]
+        if faulty:
+            failed = {(one.request, one.attempt) for one in faulty}
+            sampling = [(s.request, s.attempt) for s in run.segments if s.samples]
+            places = zip(sampling, token_ids, strict=True)
+            token_ids = [_NOTHING if pair in failed else tokens for pair, tokens in places]
+        elapsed_ns = self.step_ns[-1] - began_ns
+        self._progressed(RunEnded(token_ids, elapsed_ns, faulty=faulty))
         self._begin_waiting()
 
     def _begin_waiting(self) -> None:

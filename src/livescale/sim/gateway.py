@@ -27,6 +27,7 @@ from livescale.sim.checkers.requests import RequestChecker
 from livescale.sim.clock import Clock
 from livescale.sim.config import SimConfig
 from livescale.sim.links.channel import SimChannel
+from livescale.sim.poison import Poison
 from livescale.telemetry.record import RequestLine
 from livescale.types import Outcome, RequestId, SamplingParams, WorkerRef
 
@@ -72,6 +73,7 @@ class SimGateway:
         clock: Clock,
         config: SimConfig,
         failures: FailureChecker,
+        poison: Poison,
         fences: FenceChecker,
         serves: Callable[[str], bool],
         say: Callable[[GatewayEvent], None],
@@ -82,7 +84,7 @@ class SimGateway:
         self._clock = clock
         self._config = config
         self._arrivals = 0
-        self._checkers = RequestChecker(config, failures)
+        self._checkers = RequestChecker(config, failures, poison)
         self._fences = fences
         self._serves = serves
         self._say = say

@@ -32,6 +32,7 @@ from livescale.sim.config import SimConfig
 from livescale.sim.executor import SimExecutor
 from livescale.sim.gateway import FromWorkerMessage, SimTokens
 from livescale.sim.links.transfers import Transfers
+from livescale.sim.poison import Poison
 from livescale.types import (
     AGENT_NUMBERS_FROM,
     FromWorker,
@@ -62,7 +63,8 @@ class _Arrival:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What all members of a world share. `report` sends a member's events to the controller, `emit`
-    its answers to the gateway, `tell` its messages to other workers."""
+    its answers to the gateway, `tell` its messages to other workers; it is `killed` by a request of
+    the `poison`."""
 
     config: SimConfig
     clock: Clock
@@ -72,6 +74,8 @@ class Surroundings:
     live_checker: LiveChecker
     report: Callable[[WorkerRef, AnyEvent], None]
     emit: Callable[[WorkerRef, FromWorkerMessage], None]
+    poison: Poison
+    killed: Callable[[WorkerRef], None]
     tell: Callable[[WorkerRef, effects.TellPeer], None]
 
 
@@ -100,7 +104,13 @@ class SimMember:
             )
             self.member = Member(ref, self.device.arena_bytes, limits)
             self._executor = SimExecutor(
-                config, self.device, around.clock, self.member.shorten, self._progressed
+                config,
+                self.device,
+                around.clock,
+                self.member.shorten,
+                self._progressed,
+                around.poison,
+                partial(around.killed, ref),
             )
         #: which controllers may be met
         self.fence = Fence()

@@ -24,6 +24,7 @@ from livescale.sim.links.channel import Delays, SimChannel
 from livescale.sim.links.live_link import LiveLink
 from livescale.sim.links.transfers import Transfers
 from livescale.sim.member import SimMember, Surroundings
+from livescale.sim.poison import Poison
 from livescale.sim.silence import Silences, Watcher
 from livescale.sim.takeovers import Takeover
 from livescale.types import WorkerRef, agent_ref
@@ -40,6 +41,7 @@ class Members:
         delays: Delays,
         gateway: SimGateway,
         fences: FenceChecker,
+        poison: Poison,
     ) -> None:
         self.life: ControllerLife | None = None
         #: the life that each member met last, which may be over
@@ -79,6 +81,8 @@ class Members:
             live_checker=LiveChecker(config, self._live_link.free_ns),
             report=self._report,
             emit=self._emit,
+            poison=poison,
+            killed=self._lose_life,
             tell=self._live_link.send,
         )
         #: connections of living workers to the gateway

@@ -26,6 +26,7 @@ from livescale.sim.host_stays import HostStays
 from livescale.sim.life import ControllerLife
 from livescale.sim.links.channel import Delays
 from livescale.sim.members import Members
+from livescale.sim.poison import Poison
 from livescale.sim.run_notes import RunNotes, SimResult
 from livescale.sim.takeovers import Takeover
 from livescale.types import RequestId
@@ -51,16 +52,20 @@ class SimWorld:
         fences = FenceChecker()
         #: the life that the gateway met last, which may be over
         self._met_by_gateway: ControllerLife | None = None
+        self._poison = Poison(config.faults, seed)
         self._gateway = SimGateway(
             self.clock,
             config,
             self._failures,
+            self._poison,
             fences,
             serves=self._offers,
             say=self._gateway_says,
             write=self._notes.request,
         )
-        self._members = Members(config, self.clock, self._delays, self._gateway, fences)
+        self._members = Members(
+            config, self.clock, self._delays, self._gateway, fences, self._poison
+        )
         self._stays = HostStays(config, self.clock, self._delays, self._members)
         self._stays.schedule()
         self._lives = 0
@@ -87,6 +92,7 @@ class SimWorld:
     def arrive_at(self, request: RequestId, model: str, row: TraceRow) -> None:
         """Let the request come at its time."""
         self._horizon_ns = max(self._horizon_ns, row.arrival_ns)
+        self._poison.draw(request, row)
         self.clock.at(row.arrival_ns, lambda: self._gateway.arrive(request, model, row))
 
     def run(self) -> SimResult:

@@ -36,7 +36,7 @@ class CommandChecker:
         self._answers = AnswerChecker(self._knowledge, failures)
         self._keeps_last = keeps_last(config.placement)
         self._failures = failures
-        self._turns = TurnChecker(self._knowledge, self._answers, config.sequences_max)
+        self._turns = TurnChecker(self._knowledge, self._answers, failures, config.sequences_max)
         self._ahead = AheadChecker(self._knowledge, self._answers, config.binding)
         self._failed = KnownFailures(self._knowledge)
         self._departures = DepartureChecker(self._knowledge)

@@ -57,6 +57,11 @@ class FailureChecker:
         """Another worker has taken the attempt over before its worker was lost."""
         self._lost.get(request, {}).pop(attempt, None)
 
+    def may_be_alone(self, request: RequestId) -> bool:
+        """It may have one attempt left, for which it waits until it has no company."""
+        lost = len(self._lost.get(request, ()))
+        return lost > 0 and lost >= self._config.request_attempts_max - 1
+
     # -- events and commands --------------------------------------------------------------------
 
     def absorb(self, life: KnownFailures, event: events.AnyEvent) -> None:

@@ -3,7 +3,7 @@
 A request ends once, with all its tokens, or fails because its world makes that inevitable: at its
 arrival the model was not served, or as many requests waited as may; or it waited too long; or a
 controller failed it, for which there are rules of their own (`failures.py`); or no device
-could hold it.
+could hold it; or no executor can compute it (`sim/poison.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from livescale.sim.checkers.errors import UnexplainedFailure
 from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.invariants import require
 from livescale.sim.config import SimConfig
+from livescale.sim.poison import Poison
 from livescale.stages import stage_name
 from livescale.types import Outcome, RequestId, WorkerRef
 
@@ -26,8 +27,9 @@ from livescale.types import Outcome, RequestId, WorkerRef
 class RequestChecker:
     """What the gateway receives, and how its requests end."""
 
-    def __init__(self, config: SimConfig, failures: FailureChecker) -> None:
+    def __init__(self, config: SimConfig, failures: FailureChecker, poison: Poison) -> None:
         self._config = config
+        self._poison = poison
         self._failures = failures
         self._requests: dict[RequestId, RequestArrived] = {}
         self._outcomes: dict[RequestId, Outcome] = {}
@@ -80,6 +82,9 @@ class RequestChecker:
         waited_ns = now_ns - self._waiting.get(request, now_ns)
         self._leave_line(request)
         refusal = self._refusals.pop(request, "")
+        most = self._poison.tokens_max(request)
+        is_poison = most is None or end.tokens <= most
+        require(is_poison, "nothing comes of what cannot be computed", end, most)
         if outcome is Outcome.FINISHED:
             has_all = end.tokens == self._requests[request].output_tokens_max
             require(has_all, "a finished request has all its tokens", request, end.tokens)
@@ -98,7 +103,8 @@ class RequestChecker:
         was_late = timeout_ns is not None and waited_ns >= timeout_ns
         tokens = asked.prompt_tokens + asked.output_tokens_max
         could_run = tokens <= self._tokens_held_max(asked.model)
-        if could_run and not was_late and request not in self._failures.failed:
+        is_due = was_late or request in self._failures.failed or self._poison.raises(request)
+        if could_run and not is_due:
             raise UnexplainedFailure(f"a request fails that need not: {request} of {asked.model}")
 
     def _refusal(self, now_ns: int, asked: RequestArrived) -> str:

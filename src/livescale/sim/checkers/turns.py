@@ -7,6 +7,7 @@ from collections import Counter
 from livescale.messages.commands import AnyCommand, Dispatch
 from livescale.messages.events import AnyEvent, BatchTaken, RequestArrived, RequestEnded
 from livescale.sim.checkers.answers import AnswerChecker
+from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
 from livescale.types import Outcome, RequestId
@@ -20,13 +21,20 @@ class TurnChecker:
 
     While a client has a request waiting, another one gets no more requests dispatched than a turn
     of that is worth. Excepted is who has most places of the chosen instance already, who has a
-    request that keeps away from a worker, and what loading instances take, which may be done with
-    the others later.
+    request that keeps away from a worker or waits until it has no company, and what loading
+    instances take, which may be done with the others later.
     """
 
-    def __init__(self, knowledge: Knowledge, answers: AnswerChecker, places: int) -> None:
+    def __init__(
+        self,
+        knowledge: Knowledge,
+        answers: AnswerChecker,
+        failures: FailureChecker,
+        places: int,
+    ) -> None:
         self._knowledge = knowledge
         self._answers = answers
+        self._failures = failures
         self._places_fair = max(1, places * 3 // 4)
         self._requests: dict[RequestId, RequestArrived] = {}
         self._clients: dict[str, None] = {}
@@ -88,5 +96,9 @@ class TurnChecker:
             del self._requests[request]
         waiting = [r for r in self._requests if r not in self._answers.running]
         keys = {r: (self._requests[r].model, self._requests[r].client) for r in waiting}
-        choosy = {keys[request]: None for request in waiting if request in self._avoiding}
+        choosy = {keys[request]: None for request in waiting if self._is_choosy(request)}
         return {key: None for key in keys.values() if key not in choosy}
+
+    def _is_choosy(self, request: RequestId) -> bool:
+        """It may not go to any worker."""
+        return request in self._avoiding or self._failures.may_be_alone(request)

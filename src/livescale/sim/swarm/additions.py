@@ -214,6 +214,22 @@ def with_wide_bounds(world: SwarmWorld) -> SwarmWorld:
     return SwarmWorld(rows, config, world.seed)
 
 
+def with_poison(world: SwarmWorld) -> SwarmWorld:
+    """In a third of the worlds with faults some requests cannot be computed, and by some workers
+    end; in half of these few attempts are lost before a request fails."""
+    rng = random.Random(f"poison {world.seed}")
+    if not world.config.faults.until_ns or rng.random() < 0.67:
+        return world
+    faults = {
+        "raising_permille": rng.choice([0, 20, 80]),
+        "killing_permille": rng.choice([0, 5, 20]),
+    }
+    attempts = world.config.controller.request_attempts_max
+    controller = {"request_attempts_max": rng.choice([attempts, rng.randint(1, 4)])}
+    # A stretch of steps would have to end where it cannot be computed.
+    return world.changed(faults=faults, controller=controller, coalesces=False)
+
+
 # -- helpers, in the order used -------------------------------------------------------------------
 
 

@@ -47,7 +47,7 @@ class SeedOutcome:
 
 def draw_world(seed: int) -> SwarmWorld:
     """The world of a seed."""
-    return additions.with_wide_bounds(draw_narrow_world(seed))
+    return additions.with_poison(additions.with_wide_bounds(draw_narrow_world(seed)))
 
 
 def draw_narrow_world(seed: int) -> SwarmWorld:
