@@ -100,6 +100,7 @@ def test_what_was_not_measured_is_left_out() -> None:
     assert table.run_ns(work) == pytest.approx(time_ns(machine, work), rel=0.05)
 
 
+@pytest.mark.usefixtures("machine")
 @pytest.mark.long
 def test_the_command_writes_a_profile_that_timed_workers_take(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

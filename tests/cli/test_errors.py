@@ -77,13 +77,20 @@ def test_a_model_without_a_tokenizer(model: Path) -> None:
     assert "tokenizer.json" in error
 
 
+def test_a_broken_tokenizer_is_named(model: Path) -> None:
+    (model / "tokenizer.json").write_text("{}")
+    code, _, error = livescale("serve", model, "--port", 0)
+    assert code == 1
+    assert "tokenizer.json" in error
+
+
 @pytest.mark.usefixtures("machine")
 def test_a_process_that_cannot_start_is_named_without_a_traceback(model: Path) -> None:
-    (model / "tokenizer.json").write_text("{}")
+    (model / "chat_template.jinja").write_text("{{")
     code, _, error = livescale_process("serve", model, "--port", 0, "--device", "timed")
     assert code == 1
     assert "gateway" in error
-    assert "tokenizer.json" in error
+    assert "chat template" in error
 
 
 @pytest.mark.usefixtures("machine")

@@ -216,6 +216,24 @@ def test_ids_are_those_of_transformers(
         assert list(asyncio.run(codec.encode(text))) == expected
 
 
+DEVELOPERS = (
+    "{% for m in messages %}{{ m.role }}{% if m.role == 'developer' %}!{% endif %}{% endfor %}"
+)
+DOCUMENTS = "{% if documents is none and tools is none %}{{ messages[0].role }}{% endif %}"
+
+
+@pytest.mark.parametrize("template", [DEVELOPERS, DOCUMENTS])
+def test_templates_get_the_roles_and_names_of_transformers(
+    template: str, reference: PreTrainedTokenizerFast
+) -> None:
+    roles = ["system", "developer", "user"] if template == DEVELOPERS else ["user"]
+    chat = [{"role": role, "content": "x"} for role in roles]
+    expected = reference.apply_chat_template(chat, chat_template=template, tokenize=False)
+    messages = [Message(role, "x") for role in roles]
+    rendering = ChatTemplate(template, {}).render(WORK.renderers, messages, False)
+    assert asyncio.run(rendering) == expected != ""
+
+
 STRIPPING = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}\n{% endfor %}"
 
 

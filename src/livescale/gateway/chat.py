@@ -40,6 +40,7 @@ class ChatTemplate:
         """Raises jinja2.TemplateSyntaxError when the source is not a template."""
         compiled(source)
         self._source = source
+        self._knows_developer = "developer" in source
         self._special_tokens = special_tokens
 
     @classmethod
@@ -84,7 +85,7 @@ class ChatTemplate:
 
         With `continue_final_message` it ends where the last message does, as if its author went on.
         """
-        plain = [_plain(message, place) for place, message in enumerate(messages)]
+        plain = [self._plain(message, place) for place, message in enumerate(messages)]
         final = plain[-1]["content"] if continue_final_message else None
         if final is not None:
             plain[-1]["content"] += _END_TAG
@@ -98,21 +99,20 @@ class ChatTemplate:
             raise invalid(message, "messages", code="chat_template_error") from error
         return text if final is None else _up_to_tag(text, final)
 
+    def _plain(self, message: Message, place: int) -> dict[str, str]:
+        """The message as the template expects it: text parts joined, the role `developer` only
+        where its source names it, else `system`."""
+        if message.tool_calls:
+            param = f"messages[{place}].tool_calls"
+            raise invalid("Tool calls are not supported", param, "unsupported_parameter")
+        is_system = message.role == "developer" and not self._knows_developer
+        plain = {"role": "system" if is_system else message.role, "content": _text(message, place)}
+        if message.name is not None:
+            plain["name"] = message.name
+        return plain
+
     def _rendering(self, plain: list[dict[str, str]], add_generation_prompt: bool) -> Rendering:
         return Rendering(self._source, self._special_tokens, plain, add_generation_prompt)
-
-
-def _plain(message: Message, place: int) -> dict[str, str]:
-    """The message as templates expect it: text parts joined, `developer` as `system`."""
-    if message.tool_calls:
-        raise invalid(
-            "Tool calls are not supported", f"messages[{place}].tool_calls", "unsupported_parameter"
-        )
-    role = "system" if message.role == "developer" else message.role
-    plain = {"role": role, "content": _text(message, place)}
-    if message.name is not None:
-        plain["name"] = message.name
-    return plain
 
 
 def _up_to_tag(text: str, final: str) -> str:

@@ -5,6 +5,7 @@ How messages become text is decided in `chat.py`, whether a prompt fits its mode
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from livescale.gateway.backend import ModelCard
@@ -64,7 +65,8 @@ async def read_prompts(
     is_echoed: bool = False,
     param: str = "prompt",
 ) -> list[Prompt]:
-    """The ids of all prompts, in their order. Raises ApiError (400) for ids the model lacks."""
+    """The ids of all prompts, in their order. Raises ApiError (400) for ids the model lacks,
+    whether a client sent them or the tokenizer made them."""
     texts = [prompt for prompt in raw if isinstance(prompt, str)]
     encoded = iter(await codec.encode_all(texts, add_special_tokens))
     prompts = []
@@ -72,6 +74,7 @@ async def read_prompts(
         if isinstance(prompt, str):
             # An empty text is no prompt, even if special tokens are put around it.
             ids, echo = next(encoded), prompt
+            check_made_ids(ids, codec, param)
             prompts.append(Prompt(ids if prompt else (), echo if is_echoed else ""))
         else:
             check_ids(prompt, codec.vocabulary, param)
@@ -100,7 +103,16 @@ def check_chat(body: ChatBody) -> None:
 
 
 async def read_chat(card: ModelCard, codec: TextCodec, body: ChatBody) -> Prompt:
-    """The messages as the model reads them. Raises ApiError (400) if its template refuses them."""
+    """The messages as the model reads them. Raises ApiError (400) if its template refuses them, or
+    its tokenizer makes ids of them that the model lacks."""
+    ids = await chat_ids(card, codec, body)
+    check_made_ids(ids, codec, "messages")
+    return Prompt(ids)
+
+
+async def chat_ids(card: ModelCard, codec: TextCodec, body: ChatBody) -> tuple[int, ...]:
+    """What the tokenizer makes of the messages. Raises ApiError (400) if the model's template
+    refuses them."""
     is_continued = bool(body.continue_final_message)
     text = await codec.render_chat(
         body.messages,
@@ -109,7 +121,22 @@ async def read_chat(card: ModelCard, codec: TextCodec, body: ChatBody) -> Prompt
     )
     # Templates leave parts out, so that only the rendered text shows how long the prompt is.
     check_fits(card, codec, text, "messages")
-    return Prompt(await codec.encode(text, bool(body.add_special_tokens)))
+    return await codec.encode(text, bool(body.add_special_tokens))
+
+
+def check_made_ids(ids: Sequence[int], codec: TextCodec, param: str) -> None:
+    """All ids that the tokenizer made of `param` are the model's. Raises ApiError (400)."""
+    vocabulary = codec.vocabulary
+    if max(ids, default=0) < vocabulary:
+        return
+    foreign = next(token_id for token_id in ids if token_id >= vocabulary)
+    [token] = codec.token_strings([foreign])
+    raise invalid(
+        f"The model's tokenizer makes token id {foreign} ({quoted(token or '')}) of this, which is"
+        f" not in the model's vocabulary (0 to {vocabulary - 1})",
+        param,
+        "foreign_token",
+    )
 
 
 def check_ids(ids: list[int], vocabulary: int, param: str) -> None:

@@ -244,6 +244,7 @@ def _answer(rendering: Rendering) -> Rendered:
         text = compiled(rendering.source).render(
             messages=rendering.messages,
             tools=None,
+            documents=None,
             add_generation_prompt=rendering.add_generation_prompt,
             **rendering.special_tokens,
         )

@@ -22,6 +22,7 @@ from livescale.gateway.rendering import Renderers
 from livescale.gateway.schema import Message
 from livescale.gateway.spelling import TokenSpelling
 from livescale.gateway.text_bounds import TextBounds
+from livescale.gateway.tokenizer_files import read_tokenizer
 
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
 """All that is read of a model's directory here and in `chat.py`."""
@@ -89,13 +90,7 @@ class TextCodec:
         Raises ValueError naming the file, or what is wrong with the template.
         """
         work = work or TextWork()
-        path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise ValueError(f"{path} does not exist: a model needs a fast tokenizer")
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises bare Exceptions
-            raise ValueError(f"{path} cannot be read: {error}") from error
+        tokenizer = read_tokenizer(directory)
         # The model may know more ids than its tokenizer.
         vocabulary = read_config(directory / "config.json").get("vocab_size")
         if not isinstance(vocabulary, int):

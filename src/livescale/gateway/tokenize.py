@@ -17,7 +17,7 @@ from livescale.gateway.admission import AtMost
 from livescale.gateway.answers import json_answer
 from livescale.gateway.backend import ModelCard
 from livescale.gateway.errors import invalid
-from livescale.gateway.prompts import check_chat, check_fits, check_ids, read_chat
+from livescale.gateway.prompts import chat_ids, check_chat, check_fits, check_ids
 from livescale.gateway.schema import ChatBody, MessageList, decode_as
 from livescale.gateway.served import ServedModel, ServedModels
 from livescale.gateway.text import TextCodec
@@ -106,7 +106,8 @@ class Tokenization:
 
 
 async def _ids(codec: TextCodec, card: ModelCard, body: TokenizeBody) -> tuple[int, ...]:
-    """The ids of the prompt or the messages. Raises ApiError (400)."""
+    """The ids of the prompt or the messages, also those that the model lacks: who asks wants to
+    see what the tokenizer makes. Raises ApiError (400)."""
     for param in ("chat_template", "tools"):
         raw = getattr(body, param)
         if raw and bytes(memoryview(raw)[:8]) not in _NOTHING:
@@ -125,4 +126,4 @@ async def _ids(codec: TextCodec, card: ModelCard, body: TokenizeBody) -> tuple[i
         add_special_tokens=body.add_special_tokens,
     )
     check_chat(chat)
-    return (await read_chat(card, codec, chat)).ids
+    return await chat_ids(card, codec, chat)

@@ -23,7 +23,6 @@ from livescale.config.model import ModelConfig, RolesConfig, leaders_max, stage_
 from livescale.config.pool import ROOFLINE_PREFIX, WORKERS_MAX, PoolConfig
 from livescale.control.config import ANY_PAIR, ControllerConfig, PairRule
 from livescale.control.multicast.planner import STRATEGIES
-from livescale.engine.errors import ModelError
 from livescale.engine.model_files import (
     eos_token_ids,
     model_spec,
@@ -47,11 +46,12 @@ from livescale.placements import (
     SpreadCopies,
 )
 from livescale.policies import ModelPolicy, RoleLimits
+from livescale.runtime.catalog_warnings import kv_warnings, read_tokenizer_warnings
 from livescale.runtime.pool_layout import HostSeat, PoolLayout
 from livescale.runtime.protocol import CatalogEntry, PublishedModel
 from livescale.runtime.scaling_settings import model_scaling, pool_scaling
 from livescale.stages import StageError, even_stages
-from livescale.types import Manifest, ModelSpec
+from livescale.types import Manifest
 
 _MS_NS = 1_000_000
 _S_NS = 1_000_000_000
@@ -84,8 +84,7 @@ def prepare_model(
     name = model.name or directory.name
     manifest = read_manifest(directory, name)
     check_modules(directory)
-    if not (directory / "tokenizer.json").is_file():
-        raise ModelError(f"{directory} has no tokenizer.json: requests could not be read")
+    tokenizer_warnings = read_tokenizer_warnings(directory, manifest)
     spec = model_spec(manifest)
     parts = manifests_of(model, manifest)
     largest = max(parts, key=lambda part: part.size_bytes)
@@ -127,7 +126,10 @@ def prepare_model(
         eos_token_ids=eos_token_ids(directory),
         request_tokens_max=request_tokens_max,
         sampling_defaults=sampling_defaults(directory),
-        warnings=_kv_warnings(config, spec, request_tokens_max, block_bytes * leaders),
+        warnings=(
+            *kv_warnings(config, spec, request_tokens_max, block_bytes * leaders),
+            *tokenizer_warnings,
+        ),
     )
 
 
@@ -161,21 +163,6 @@ def published(
         for manifest in manifests_of(settings, entry.manifest)
     ]
     return [PublishedModel(one, model_policy(config, settings, one), settings) for one in entries]
-
-
-def _kv_warnings(
-    config: PoolConfig, spec: ModelSpec, request_tokens_max: int, block_bytes: int
-) -> tuple[str, ...]:
-    """KV memory that holds less than one request of the model's whole length. A block of it takes
-    `block_bytes`, those of all leaders together."""
-    if request_tokens_max >= spec.model_tokens_max:
-        return ()
-    needed_bytes = -(-(spec.model_tokens_max - 1) // config.block_tokens) * block_bytes
-    return (
-        f"model {spec.name}: requests may have {request_tokens_max} tokens, the model could take"
-        f" {spec.model_tokens_max}: kv_bytes is {config.kv_bytes}, for all of them it would have"
-        f" to be {needed_bytes}",
-    )
 
 
 def sizes_of(models: Iterable[CatalogEntry]) -> dict[str, int]:

@@ -1,0 +1,47 @@
+"""What is said of a model when it is published, though it can be served."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from livescale.config.reading import load_config
+from livescale.engine.errors import ModelError
+from livescale.runtime.catalog import CatalogEntry, prepare_models
+
+
+@pytest.fixture
+def model(tiny_model: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny_model, tmp_path / "model")
+
+
+def prepared(model: Path, tmp_path: Path) -> CatalogEntry:
+    path = tmp_path / "pool.yaml"
+    path.write_text(f"kv_bytes: {1 << 30}\nmodels:\n  - {{path: '{model}'}}\n")
+    [entry] = prepare_models(load_config(path, [], {}, {}))
+    return entry
+
+
+@pytest.mark.parametrize(("tokens", "named"), [(1, 1), (5, 5), (7, 5)])
+def test_ids_that_the_embedding_lacks_are_named(
+    model: Path, tmp_path: Path, tokens: int, named: int
+) -> None:
+    assert prepared(model, tmp_path).warnings == ()
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    first = tokenizer.get_vocab_size()
+    tokenizer.add_tokens([AddedToken(f"<|{number}|>") for number in range(tokens)])
+    tokenizer.save(str(model / "tokenizer.json"))
+    [warning] = prepared(model, tmp_path).warnings
+    assert f"vocab_size is {first}" in warning
+    listed = [number for number in range(tokens) if f"'<|{number}|>' ({first + number})" in warning]
+    assert listed == list(range(named))
+    assert ("and 2 more" in warning) == (tokens > named)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused(model: Path, tmp_path: Path) -> None:
+    (model / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read"):
+        prepared(model, tmp_path)
