@@ -265,8 +265,7 @@ class Router:
             if not fitting or (due is not None and now_ns >= due.avoided_until_ns):
                 sated[record.client] = None
                 continue
-            if record.is_alone:
-                fitting = empty_rows(fitting, shunned)
+            fitting = empty_rows(fitting, shunned) if record.is_alone else fitting
             row = choose_row(fitting, record.prompt_tokens, shunned)
             if row is None:
                 continue

@@ -164,8 +164,7 @@ class HostedInstance:
             return
         self._attempts.refused(self.serving.take_refused())
         emitted = self.serving.take_emitted()
-        if emitted:
-            self._attempts.emitted(emitted)
+        self._attempts.emitted(emitted)
         if own:
             left = dict.fromkeys(self.serving.requests())
             self._attempts.given(now_ns, sent.peer, [pair for pair in own if pair not in left])
@@ -201,8 +200,7 @@ class HostedInstance:
             self.serving.fail(run, ended.faulty)
         emitted = _came_of(self.serving, run, ended)
         self._attempts.refused(self.serving.take_refused())
-        if emitted:
-            self._attempts.emitted(emitted)
+        self._attempts.emitted(emitted)
 
     def shorten(self, steps: int) -> Run:
         """The Run in flight ends after so many of its steps."""

@@ -103,15 +103,7 @@ class SimMember:
                 report_gap_ns=config.report_gap_ns,
             )
             self.member = Member(ref, self.device.arena_bytes, limits)
-            self._executor = SimExecutor(
-                config,
-                self.device,
-                around.clock,
-                self.member.shorten,
-                self._progressed,
-                around.poison,
-                partial(around.killed, ref),
-            )
+            self._executor = _executor(self, self.device, around)
         #: which controllers may be met
         self.fence = Fence()
         #: until then there is no memory, or the executor fails
@@ -383,6 +375,18 @@ class SimMember:
         self._around.live_checker.ran(self._duty, news)
         self._inbox.insert(0, news)
         self._step()
+
+
+def _executor(shell: SimMember, device: Device, around: Surroundings) -> SimExecutor:
+    return SimExecutor(
+        around.config,
+        device,
+        around.clock,
+        shell.member.shorten,
+        shell._progressed,
+        around.poison,
+        partial(around.killed, shell.ref),
+    )
 
 
 def _nothing(_: object) -> None:

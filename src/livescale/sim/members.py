@@ -69,8 +69,7 @@ class Members:
             config.controller.parameter_share_percent,
             config.link_sharing,
         )
-        serving = self.transfers.moves.serving
-        self._live_link = LiveLink(clock, serving, delays, self._hand_over)
+        self._live_link = LiveLink(clock, self.transfers.moves.serving, delays, self._hand_over)
         self.checker = MemberChecker(config.policies, self.transfers.missing_bytes)
         self._around = Surroundings(
             config=config,
@@ -190,8 +189,7 @@ class Members:
         loss = self._delays.pair_loss()
         if loss is not None:
             which, after_ns = loss
-            number = (sender, receiver)[which].worker
-            self._clock.after(after_ns, partial(self.lose, number))
+            self._clock.after(after_ns, partial(self.lose, (sender, receiver)[which].worker))
 
     # -- connections ----------------------------------------------------------------------------
 
