@@ -223,3 +223,30 @@ def test_every_original_is_read() -> None:
     assert failed.pop("BurstGPT_1.744286_72s.csv.gz") == 1
     assert len(failed) == 7
     assert not any(failed.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        (BURSTGPT + "6,472.0,18.0\n", [TraceRow(0, 1, 1), TraceRow(S, 472, 18)]),
+        (
+            '{"timestamp": 0.5, "input_length": 472.0, "output_length": 2}\n'
+            '{"timestamp": 27482.25, "input_length": 3, "output_length": 4}\n',
+            [TraceRow(0, 472, 2), TraceRow(27_481_750_000, 3, 4)],
+        ),
+    ],
+)
+def test_whole_floats_and_fractions_of_milliseconds(
+    text: str, rows: list[TraceRow], tmp_path: Path
+) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    assert parse_trace_file(path).rows == rows
+
+
+@pytest.mark.parametrize("amount", ["0.5", "1e999999999", "nan", "inf"])
+def test_amounts_that_are_not_whole(amount: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text(BURSTGPT + f"6,{amount},1\n")
+    with pytest.raises(TraceError, match=r"line 3: Request tokens .* is not a whole number"):
+        parse_trace_file(path)

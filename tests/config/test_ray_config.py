@@ -85,6 +85,9 @@ def test_a_serve_file_is_a_pool(tmp_path: Path) -> None:
     assert (small.min_replicas, small.max_replicas, small.target_ongoing_requests) == (1, 4, 32)
     assert other.max_replicas is None
     assert load_ray_config(path, CPU).accelerator_type == "A100"
+    # Where Serve itself listens and logs says nothing of a pool.
+    beside = "proxy_location: EveryNode\nhttp_options: {host: 127.0.0.1, port: 8000}\n"
+    assert load_config(written(tmp_path, beside + SERVE), [], {}, {"workers": "4"}) == config
 
 
 @pytest.mark.parametrize(

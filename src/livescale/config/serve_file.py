@@ -13,7 +13,7 @@ _APPLICATION = ("name", "route_prefix", "import_path", "args")
 _LLM = ("model_loading_config", "deployment_config", "accelerator_type")
 _AUTOSCALING = ("min_replicas", "max_replicas", "target_ongoing_requests")
 #: of a file, beside the applications: where Serve itself listens and logs, which says nothing here
-_BESIDE = ("applications",)
+_BESIDE = ("applications", "grpc_options", "http_options", "logging_config", "proxy_location")
 
 
 def pool_document(document: dict[object, object], path: Path) -> dict[object, object]:

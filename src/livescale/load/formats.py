@@ -76,6 +76,9 @@ def parse_trace_file(path: Path) -> ParsedTrace:
 
 # -- helpers, in the order used -------------------------------------------------------------------
 
+_DIGITS_MAX = 18
+"""Of a number of tokens or of nanoseconds."""
+
 _Record = tuple[int, int, int]
 """Arrival (absolute, ns), input tokens, output tokens."""
 
@@ -204,12 +207,20 @@ def _date_ns(column: str, text: str) -> int:
 
 def _tokens(column: str, text: str, least: int) -> int:
     try:
-        tokens = int(text)
-    except ValueError:
+        tokens = _whole(Decimal(text))
+    except (InvalidOperation, ValueError):
         raise ValueError(f"{column} '{text}' is not a whole number") from None
     if tokens < least:
         raise ValueError(f"{column} {text} is below {least}")
     return tokens
+
+
+def _whole(value: Decimal) -> int:
+    """The value, which may be written as 472.0. Raises ValueError. (Integers of a billion digits
+    are written in a few characters.)"""
+    if not value.is_finite() or value.adjusted() > _DIGITS_MAX or value % 1:
+        raise ValueError(f"{value} is not a whole number")
+    return int(value)
 
 
 _FORMS = (
@@ -222,9 +233,9 @@ _FORMS = (
 class _MooncakeLine(msgspec.Struct, frozen=True):
     """What is read of a line; `hash_ids`, the hashes of its 512-token blocks, is not."""
 
-    timestamp: int
-    input_length: int
-    output_length: int
+    timestamp: int | float
+    input_length: int | float
+    output_length: int | float
 
 
 def _mooncake(text: str) -> Iterator[tuple[int, str, _Record]]:
@@ -236,12 +247,24 @@ def _mooncake(text: str) -> Iterator[tuple[int, str, _Record]]:
             row = decoder.decode(line)
         except msgspec.MsgspecError as error:
             raise _LineError(number, error) from None
-        for name in ("timestamp", "input_length", "output_length"):
-            if (value := getattr(row, name)) < 0:
-                raise _LineError(number, f"{name} {value} is negative")
-        arrival_ns = row.timestamp * _NS_PER_MS
-        yield (
-            number,
-            f"timestamp {row.timestamp}",
-            (arrival_ns, row.input_length, row.output_length),
-        )
+        try:
+            yield number, f"timestamp {row.timestamp}", _mooncake_record(row)
+        except ValueError as error:
+            raise _LineError(number, error) from None
+
+
+def _mooncake_record(row: _MooncakeLine) -> _Record:
+    # By its shortest text, a fraction of a millisecond is as it was written.
+    at_ns = Decimal(str(row.timestamp)) * _NS_PER_MS
+    lengths = []
+    for name in ("timestamp", "input_length", "output_length"):
+        if (value := getattr(row, name)) < 0:
+            raise ValueError(f"{name} {value} is negative")
+        if name != "timestamp":
+            try:
+                lengths.append(_whole(Decimal(str(value))))
+            except ValueError:
+                raise ValueError(f"{name} {value} is not a whole number") from None
+    if at_ns.adjusted() > _DIGITS_MAX:
+        raise ValueError(f"timestamp {row.timestamp} is too large")
+    return int(at_ns.to_integral_value()), lengths[0], lengths[1]
