@@ -1,7 +1,8 @@
 """The autoscaler: from suggestions to a wanted number of instances, with hysteresis in time.
 
-Growing is immediate and may add several instances; shrinking waits for a sub-second timeout and
-sheds one instance at a time (BlitzScale §5.3; step sizes from the authors' planner).
+Growing is immediate and may add several instances; shrinking for a low load waits for a sub-second
+timeout and sheds one instance at a time (BlitzScale §5.3; step sizes from the authors' planner).
+Limits hold at once, in both directions.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Autoscaler:
         if instances < least:
             return least, "below_min"
         if instances > most:
-            return instances - 1, "above_max"
+            return most, "above_max"
         if suggestion.at_least > instances and instances < most:
             self.below_since_ns = None
             return min(suggestion.grow_to, most), suggestion.reason

@@ -245,16 +245,14 @@ class Controller:
         waiting = [self.models[part.model] for part in self.router.parts_waiting()]
         for model in sorted(waiting, key=lambda model: model.number):
             self._dispatch(model.entry)
-        released = self.scaling.release_empty(self._now_ns)
-        self._commands += released
+        self._commands += self.scaling.release_empty(self._now_ns)
         if is_settled:
             self._commands += self.drains.decide()
             self._commands += self.roles.decide()
         if is_settled:
             self._fail_unloadable()
             self._let_go()
-        # A warm spare is there at once, and no event says so.
-        self._ask_to_wake(at_once=bool(released) and self.scaling.is_short)
+        self._ask_to_wake(at_once=is_settled and self.wishes.may_be_met_now())
 
     def _fail_unloadable(self) -> None:
         """Requests of models that cannot be loaded do not wait for what may never come.
@@ -301,7 +299,7 @@ class Controller:
 
     def _ask_to_wake(self, *, at_once: bool) -> None:
         """WakeAt for the next deadline, unless an earlier call is already promised."""
-        if at_once:
+        if at_once and self._at_once_ns <= self._now_ns:
             # Not again and again: what is given and taken back must not stop the clock.
             self._at_once_ns = max(self._now_ns + 1, self._at_once_ns + _AT_ONCE_GAP_NS)
         deadlines = [

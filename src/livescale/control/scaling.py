@@ -73,8 +73,6 @@ class Scaling:
         self._team_plans = TeamPlans(config, fleet, router, planning, pairings)
         #: of fleet and pool, and how many workers there were, when nothing was to be loaded ahead
         self._nothing_ahead = (-1, -1, -1)
-        #: some part did not get all that it wants, by the last decision
-        self.is_short = False
         #: workers that growing models would take and that no model gives up, by the last decision
         self.lacking_workers = 0
 
@@ -93,11 +91,9 @@ class Scaling:
         more = [(wish.state.model, wish.wanted - wish.capacity) for wish in growing]
         self._stage_hosts.begin(now_ns, states, more)
         claimed = lacking = 0
-        self.is_short = False
         for wish in growing:
             reached, grown = self._grow(now_ns, wish, claimed)
             commands += grown
-            self.is_short = self.is_short or reached < wish.wanted
             if reached < wish.wanted and now_ns >= wish.state.model.load_failures.blocked_until_ns:
                 missing = wish.state.spec.tp_size * (wish.wanted - reached)
                 commands += self._make_room(wish, missing, claimed)
@@ -206,11 +202,12 @@ class Scaling:
     # -- shrinking ----------------------------------------------------------------------------
 
     def _shrink(self, wish: Wish) -> list[AnyCommand]:
-        """One instance is drained, if one can be."""
-        if not self._drainable(wish.state):
+        """As many instances are drained as can be."""
+        count = min(self._drainable(wish.state), wish.capacity - wish.wanted)
+        if count < 1:
             return []
-        notice = wish.notice(wish.capacity, wish.wanted, wish.reason)
-        return [notice, self._drain(self._pairings.unpaired(wish.part))]
+        notice = wish.notice(wish.capacity, wish.capacity - count, wish.reason)
+        return [notice, *(self._drain(self._pairings.unpaired(wish.part)) for _ in range(count))]
 
     def _drainable(self, state: PartState) -> int:
         """How many instances of the part can be drained now. Members of live pairs stay until the

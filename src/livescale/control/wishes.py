@@ -121,6 +121,20 @@ class Wishes:
         """Something that its wishes depend on has changed, besides its instances and requests."""
         self._restless[model.entry.part] = None
 
+    def may_be_met_now(self) -> bool:
+        """Instances began, or end, or are warm spares from now on, and some part has not got what
+        it wants: the next decision may do more for it, and no event comes that says so.
+
+        Where a decision has changed nothing the next one would change nothing either: an event or
+        a deadline comes first. So what cannot be met now wakes nobody again and again.
+        """
+        return bool(self._fleet.touched) and any(map(self._is_unmet, self._restless))
+
+    def _is_unmet(self, part: Part) -> bool:
+        """It lacks instances, or has too many; or one of several went, and others may follow."""
+        wish = self._wishes[part]
+        return wish.wanted < wish.capacity or self._fleet.tally(part).capacity < wish.wanted
+
     def forget_model(self, model: ModelState) -> None:
         """The model leaves the pool."""
         self._known.pop(model.name, None)

@@ -43,9 +43,11 @@ class ControllerLife:
         failures: FailureChecker,
         stepped: Stepped,
         decided: Callable[[ControllerLife], None],
+        until_ns: Callable[[], int],
     ) -> None:
         """`stepped` is called with what a step received and ordered, before that is checked, and
-        `decided` when all is carried out."""
+        `decided` when all is carried out. The world is over at `until_ns`: whoever is to be woken
+        later is not waited for."""
         self.epoch = ControllerEpoch(number=config.epoch)
         self.controller = Controller(config)
         self.checker = CommandChecker(config, failures)
@@ -58,6 +60,7 @@ class ControllerLife:
         self._step_gap_ns = step_gap_ns
         self._stepped = stepped
         self._decided = decided
+        self._until_ns = until_ns
         self.is_over = False
         #: it does not receive that there is a later life
         self.is_deaf = False
@@ -179,5 +182,5 @@ class ControllerLife:
         elif isinstance(command, commands.Dispatch | commands.FailRequest):
             # The controller knows requests from this gateway only, so it is connected.
             self._orders[None].send(command)
-        elif isinstance(command, commands.WakeAt):
+        elif isinstance(command, commands.WakeAt) and command.at_ns <= self._until_ns():
             self._clock.at(command.at_ns, lambda: self.push(events.Tick()))

@@ -97,7 +97,7 @@ class SimWorld:
 
     def run(self) -> SimResult:
         """Run until nothing is left to happen, then demand that everything ended well."""
-        limit_ns = self._horizon_ns + self.config.grace_ns
+        limit_ns = self._limit_ns
         while self.clock.now_ns <= limit_ns and self.clock.run_next():
             pass
         self._gateway.all_ended()
@@ -108,8 +108,8 @@ class SimWorld:
         assert self.clock.now_ns <= limit_ns, f"{self!r} does not come to rest"
         life.controller.validate()
         life.checker.at_rest(
+            self.clock.now_ns,
             {member.ref: member.member.reports for member in members},
-            {name: policy.instances_min for name, policy in self._policies.items()},
             {m.ref: m.member.cores.now for m in members if m.device is not None},
         )
         self._members.transfers.moves.check_links()
@@ -119,6 +119,11 @@ class SimWorld:
         result = self._notes.result
         result.actions, result.end_ns = self.clock.actions_run, self.clock.now_ns
         return result
+
+    @property
+    def _limit_ns(self) -> int:
+        """By then the world is at rest, or stuck."""
+        return self._horizon_ns + self.config.grace_ns
 
     def __repr__(self) -> str:
         life = self._members.life
@@ -160,6 +165,7 @@ class SimWorld:
             self._failures,
             self._stepped,
             self._stays.stepped,
+            until_ns=lambda: self._limit_ns,
         )
         self._notes.begin(config)
         for name in self._leaving:

@@ -22,6 +22,7 @@ from livescale.sim.checkers.failures import FailureChecker, KnownFailures
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.key_copies import KeyCopyChecker
 from livescale.sim.checkers.knowledge import PROGRESS, Held, Knowledge
+from livescale.sim.checkers.limits import LimitChecker
 from livescale.sim.checkers.stage_totals import StageTotalChecker
 from livescale.sim.checkers.turns import TurnChecker
 from livescale.types import HoldingId, WorkerRef
@@ -44,6 +45,7 @@ class CommandChecker:
         self._key_copies = KeyCopyChecker(self._knowledge, config.placement)
         self._totals = StageTotalChecker(self._knowledge, config.models, config.scaling)
         self._cores = CoreChecker(self._knowledge, config.models, config.scaling)
+        self._limits = LimitChecker(self._knowledge, config)
 
     def observe(
         self,
@@ -52,6 +54,7 @@ class CommandChecker:
         ordered: Sequence[commands.AnyCommand],
     ) -> None:
         """Check one step."""
+        self._limits.check(now_ns, received)
         for event in received:
             if isinstance(event, events.InstanceReported):
                 is_within = 0 <= event.kv_blocks_used <= event.kv_blocks
@@ -64,6 +67,7 @@ class CommandChecker:
             self._departures.absorb(event)
             self._totals.absorb(event)
             self._cores.absorb(event)
+            self._limits.absorb(event)
             self._knowledge.absorb(event)
             self._turns.absorb(event)
             if isinstance(event, events.RequestArrived):
@@ -97,12 +101,12 @@ class CommandChecker:
 
     def at_rest(
         self,
+        now_ns: int,
         members: Mapping[WorkerRef, Sequence[events.HoldingReport]],
-        least: Mapping[str, int],
         cores: Mapping[WorkerRef, int],
     ) -> None:
         """Nothing happens any more: members hold what the controller knows, workers have these
-        cores, and every model has its `least` number of instances."""
+        cores, and every model is within its limits."""
         self.all_answered()
         self._cores.at_rest(cores)
         knowledge = self._knowledge
@@ -111,10 +115,7 @@ class CommandChecker:
             reported = sorted(report.order.holding for report in reports)
             rule = "a member holds what is known of it"
             require(known == reported, rule, member, known, reported)
-        for model, instances_min in least.items():
-            holders = knowledge.holders(model)
-            rule = "every model comes to its least number of instances"
-            require(len(holders) >= instances_min, rule, model, holders, instances_min)
+        self._limits.at_rest(now_ns)
 
     # -- helpers --------------------------------------------------------------------------------
 

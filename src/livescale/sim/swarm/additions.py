@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from livescale.bindings import Binding, EarlyBinding, LateBinding
 from livescale.load.traces import TraceRow
 from livescale.placements import AllCopies, SpreadCopies
+from livescale.policies import Period
 from livescale.sim.config import HostStay, ModelChange, SimConfig
 from livescale.sim.swarm.worlds import MS, SwarmWorld, changed
 
@@ -159,6 +160,27 @@ def with_changed_limits(world: SwarmWorld) -> SwarmWorld:
             drawn = _with_change(config, ModelChange(at_ns, changed=limits))
         config = drawn
     return SwarmWorld(world.rows, config, world.seed)
+
+
+def with_schedule(world: SwarmWorld) -> SwarmWorld:
+    """In a sixth of the worlds whose models do not change otherwise, one has other limits for a
+    part of the day, which begins with the world; not one with roles or stages."""
+    rng = random.Random(f"schedule {world.seed}")
+    config = world.config
+    models = config.controller.models
+    whole = [p for p in models if not p.roles and p.spec.stage is None]
+    if not whole or config.changes or rng.randrange(6):
+        return world
+    policy = rng.choice(whole)
+    start_ns = rng.choice([0, rng.randrange(_UNTIL_NS)])
+    stop_ns = start_ns + rng.choice([50, 500, 5_000]) * MS
+    # Room for the least numbers is as without: see `with_changed_limits`.
+    least = rng.randint(0, policy.instances_min)
+    period = Period(start_ns, stop_ns, least, rng.randint(max(least, 1), policy.instances_max))
+    scheduled = replace(policy, schedule=(period,))
+    return world.changed(
+        controller={"models": tuple(scheduled if p is policy else p for p in models)}
+    )
 
 
 def with_stays(world: SwarmWorld) -> SwarmWorld:

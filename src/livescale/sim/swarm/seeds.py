@@ -57,7 +57,8 @@ def draw_narrow_world(seed: int) -> SwarmWorld:
     drawn = additions.with_clients(additions.with_changed_limits(drawn))
     drawn = with_drains(additions.with_spares_ahead(additions.with_binding(drawn)))
     drawn = additions.with_takeovers(additions.with_tight_arenas(drawn))
-    return with_cores(with_stages(with_teams(with_roles(additions.with_stays(drawn)))))
+    drawn = with_stages(with_teams(with_roles(additions.with_stays(drawn))))
+    return additions.with_schedule(with_cores(drawn))
 
 
 def run_world(world: SwarmWorld, record_file: IO[bytes] | None = None) -> SimResult:
