@@ -72,9 +72,8 @@ class LiveBatcher(Serving):
         self._turns = LiveTurns(
             limits, self.pace, self.batches, self.giver, self.taker, self._order
         )
-        #: what is to run elsewhere
+        #: what is to run elsewhere, and what can be computed nowhere
         self._returned: list[tuple[RequestId, int]] = []
-        #: what can be computed nowhere
         self._refused: list[tuple[RequestId, int, str]] = []
         #: of a target with everything: requests up to this one came while it was live
         self._order_max: int | None = None
@@ -248,7 +247,8 @@ class LiveBatcher(Serving):
         if is_between_runs:
             self._form_batches()
         if is_between_runs and self._turns.is_awaited:
-            self._give_up_late(now_ns - self.limits.answer_ns)
+            late_ns = now_ns - self.limits.answer_ns
+            _give_up_late(self.batches, (self.giver, self.taker), late_ns)
         has_more = self._may_form() and self.batcher.lines.waits_since(self._order_max)
         partners = self.giver.offer(self.loaded, is_over=self.is_full and not has_more)
         for peer, instance in partners if self.limits.move_factor else ():
@@ -294,10 +294,8 @@ class LiveBatcher(Serving):
         return places if places is not None else self.taker.ahead.places(key)
 
     def report(self) -> InstanceReported:
-        pace = self.pace
-        return self.batcher.report(
-            self.instance, self.taker.handovers, pace.prefill_tokens, pace.prefill_ns
-        )
+        pace, handovers = self.pace, self.taker.handovers
+        return self.batcher.report(self.instance, handovers, pace.prefill_tokens, pace.prefill_ns)
 
     def requests(self) -> list[tuple[RequestId, int]]:
         """Cancelled ones are left out."""
@@ -338,12 +336,15 @@ class LiveBatcher(Serving):
                 return
             self.batches.append(sequences)
 
-    def _give_up_late(self, late_ns: int) -> None:
-        """Partners that have been asked before then, and have not answered, get and give nothing
-        more."""
-        for side in (self.giver, self.taker):
-            waits = {peer: of for peer, of, since_ns in side.awaited() if since_ns < late_ns}
-            for peer, instance in waits.items():
-                assert peer is not None
-                side.give_up(peer)
-                self.batches.tell(peer, messages.Parted(instance))
+
+def _give_up_late(
+    batches: LiveBatches, sides: Sequence[LiveGiver | LiveTaker], late_ns: int
+) -> None:
+    """Partners that have been asked before then, and have not answered, get and give nothing
+    more."""
+    for side in sides:
+        waits = {peer: of for peer, of, since_ns in side.awaited() if since_ns < late_ns}
+        for peer, instance in waits.items():
+            assert peer is not None
+            side.give_up(peer)
+            batches.tell(peer, messages.Parted(instance))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from livescale.batching.batcher import BatcherConfig
 from livescale.batching.faulty_runs import FaultyRequest
 from livescale.batching.live_messages import Handover, KvLayer, LiveMessage, WithRows
-from livescale.batching.run import BatchKey, Run, SequenceSpec
+from livescale.batching.run import BatchKey, EmittedTokens, Run, SequenceSpec
 from livescale.batching.visit_messages import Visit, Visited
 from livescale.engine.errors import ModelError
 from livescale.engine.model_config import parse_config
@@ -37,7 +37,7 @@ from livescale.runtime.run_lane import RunLane
 from livescale.stages import gives_rows, takes_rows
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
-from livescale.types import LayerSpan, PlanId, RequestId, StageOf, WorkerRef
+from livescale.types import LayerSpan, PlanId, RequestId, StageOf, TokenLogprobs, WorkerRef
 
 if TYPE_CHECKING:
     from livescale.engine.run_result import HiddenRows
@@ -271,19 +271,7 @@ class WorkerThread(MemberThread):
             logprobs, embedding = None, None
             if not effect.is_repeated:
                 logprobs, embedding = self._answers.of(emitted)
-            tokens += [
-                Token(
-                    request=emitted.request,
-                    attempt=emitted.attempt,
-                    index=emitted.index + place,
-                    token_id=token_id,
-                    finish_reason=emitted.finish_reason,
-                    logprobs=logprobs,
-                    cached_tokens=emitted.cached_tokens,
-                    embedding=embedding,
-                )
-                for place, token_id in enumerate(emitted.token_ids)
-            ]
+            tokens += _tokens_of(emitted, logprobs, embedding)
         self._reporter.to_gateway(effect.gateway, Tokens(tuple(tokens)))
 
     # -- effects: peers -------------------------------------------------------------------------
@@ -362,6 +350,22 @@ class WorkerThread(MemberThread):
             instance = self.member.instance
             self._answers.keep(instance.serving.requests() if instance is not None else ())
         self._peers.open_waiting()
+
+
+def _tokens_of(
+    emitted: EmittedTokens, logprobs: TokenLogprobs | None, embedding: bytes | None
+) -> Iterator[Token]:
+    for place, token_id in enumerate(emitted.token_ids):
+        yield Token(
+            request=emitted.request,
+            attempt=emitted.attempt,
+            index=emitted.index + place,
+            token_id=token_id,
+            finish_reason=emitted.finish_reason,
+            logprobs=logprobs,
+            cached_tokens=emitted.cached_tokens,
+            embedding=embedding,
+        )
 
 
 def _token_ids(message: LiveMessage) -> Iterator[tuple[RequestId, Sequence[int]]]:
