@@ -12,13 +12,11 @@ from livescale.cli.main import main
 from livescale.control.fleet import Fleet
 from livescale.control.holdings import Copy
 from livescale.control.leaving import Leaving
-from livescale.control.membership import Membership
-from livescale.control.scaling import Scaling
+from livescale.control.wishes import Wishes
 from livescale.member.effects import RefuseOrder
 from livescale.member.fence import Fence
 from livescale.member.member import Member
 from livescale.messages.epochs import ControllerEpoch
-from livescale.messages.events import WorkerLost
 from livescale.sim.checkers.errors import InvariantBroken
 from livescale.sim.simulate import simulate
 from livescale.sim.swarm.seeds import draw_world, run_seed
@@ -99,24 +97,13 @@ def halves_do_not_hold_their_hosts(patch: pytest.MonkeyPatch) -> None:
 
 def nobody_is_woken_for_released_workers(patch: pytest.MonkeyPatch) -> None:
     """Warm spares are free at once, and no event says so."""
-    never = property(lambda self: False, lambda self, is_short: None)
-    patch.setattr(Scaling, "is_short", never, raising=False)
-
-
-def those_lost_before_they_joined_keep_requests(patch: pytest.MonkeyPatch) -> None:
-    lost = Membership.lost
-
-    def broken(self: Membership, event: WorkerLost, now_ns: int) -> bool:
-        return self._fleet.is_alive(event.worker) and lost(self, event, now_ns)
-
-    patch.setattr(Membership, "lost", broken)
+    patch.setattr(Wishes, "may_be_met_now", lambda self: False)
 
 
 @pytest.mark.parametrize(
     ("mutation", "rule", "seed"),
     [
         (nobody_is_woken_for_released_workers, "every request ends", 661666),
-        (those_lost_before_they_joined_keep_requests, "one turn at most", 30083),
         (halves_are_given_up_at_once, "the last copy is kept", 105),
         # Such a host may hold an instance or the last copy: either rule is broken.
         (halves_do_not_hold_their_hosts, "before their host goes|when a host goes", 2957),
