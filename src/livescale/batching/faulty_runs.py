@@ -30,11 +30,22 @@ class RunFailed(Exception):
 
 
 class FaultyRequest(Value, frozen=True):
-    """A request of a Run that cannot be computed, in this attempt, and why."""
+    """A request of a Run that cannot be computed, in this attempt, and why. Where the instance is at
+    fault it `runs_elsewhere`."""
 
     request: RequestId
     attempt: int
     reason: str
+    runs_elsewhere: bool = False
+
+    def tell(
+        self, refused: list[tuple[RequestId, int, str]], returned: list[tuple[RequestId, int]]
+    ) -> None:
+        """It is among these, or among those, from now on."""
+        if self.runs_elsewhere:
+            returned.append((self.request, self.attempt))
+        else:
+            refused.append((self.request, self.attempt, self.reason))
 
 
 def find_faulty(

@@ -156,7 +156,7 @@ class LiveBatcher(Serving):
     def fail(self, run: Run, faulty: Sequence[FaultyRequest]) -> None:
         for one in faulty:
             if self.cancel(one.request, one.attempt):
-                self._refused.append((one.request, one.attempt, one.reason))
+                one.tell(self._refused, self._returned)
 
     def take_refused(self) -> list[tuple[RequestId, int, str]]:
         refused, self._refused = self._refused, []

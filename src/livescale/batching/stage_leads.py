@@ -15,7 +15,7 @@ from livescale.batching.batcher import BatcherConfig
 from livescale.batching.live_messages import UnexpectedMessage
 from livescale.batching.run import EmittedTokens, SequenceSpec
 from livescale.batching.stage_lead import StageLead
-from livescale.batching.visit_lead import refused_of
+from livescale.batching.visit_lead import forget_faulty
 from livescale.batching.visit_messages import (
     Broken,
     Disbanded,
@@ -171,7 +171,8 @@ class StageLeads:
             self.returned += [(spec.request, spec.attempt) for spec in too_long]
         elif isinstance(message, Visited):
             self._slowest_ns -= self._slowest_ns // 8
-            self.refused += refused_of(message, lead)
+            for faulty in forget_faulty(message, lead):
+                faulty.tell(self.refused, self.returned)
             try:
                 self.emitted += lead.visited(message.run, message.token_ids)
             except ValueError as error:

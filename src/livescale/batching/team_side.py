@@ -22,7 +22,7 @@ from livescale.batching.live_messages import (
 from livescale.batching.live_taker import is_here_already
 from livescale.batching.run import EmittedTokens, Run, SequenceSpec
 from livescale.batching.team_parting import Parting, check_shared, moving_pays
-from livescale.batching.visit_lead import Left, VisitLead, refused_of
+from livescale.batching.visit_lead import Left, VisitLead, forget_faulty
 from livescale.batching.visit_messages import (
     Broken,
     Disbanded,
@@ -261,7 +261,8 @@ class TeamSide:
             for spec in lead.granted(message):
                 self._inner.add(spec)
         elif isinstance(message, Visited):
-            self._refused += refused_of(message, lead)
+            for faulty in forget_faulty(message, lead):
+                faulty.tell(self._refused, self._returned)
             try:
                 self._emitted += lead.visited(message.run, message.token_ids)
             except ValueError as error:

@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from livescale.batching.batcher import Batcher, BatcherConfig
+from livescale.batching.faulty_runs import FaultyRequest
 from livescale.batching.run import EmittedTokens, Run, Segment, SequenceSpec
 from livescale.batching.sequence import SequenceState
 from livescale.batching.visit_messages import Lead, Quota, Stop, Visit, Visited
@@ -189,11 +190,11 @@ class _Leading(Protocol):
     def cancel(self, request: RequestId, attempt: int) -> bool: ...
 
 
-def refused_of(visited: Visited, lead: _Leading) -> list[tuple[RequestId, int, str]]:
-    """Forget what a member could not compute. Returns those requests that were here, and why."""
+def forget_faulty(visited: Visited, lead: _Leading) -> list[FaultyRequest]:
+    """Forget what a member could not compute. Returns those requests that were here."""
     here = {(segment.request, segment.attempt) for segment in lead.segments_of(visited.run)}
     return [
-        (one.request, one.attempt, one.reason)
+        one
         for one in visited.faulty
         if (one.request, one.attempt) in here and lead.cancel(one.request, one.attempt)
     ]

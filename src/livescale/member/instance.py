@@ -198,6 +198,7 @@ class HostedInstance:
             self.live_layers += run.span.decoder_layers(self._layers)
         if ended.faulty:
             self.serving.fail(run, ended.faulty)
+            self._has_partner = True  # some may run elsewhere
         emitted = _came_of(self.serving, run, ended)
         self._attempts.refused(self.serving.take_refused())
         self._attempts.emitted(emitted)

@@ -9,7 +9,7 @@ from livescale.batching.faulty_runs import FaultyRequest, RunFailed, find_faulty
 from livescale.batching.run import Run
 from livescale.engine.errors import spoils_device
 from livescale.engine.run_result import InstanceExecutor, RowSum, RunResult
-from livescale.types import RequestId, TokenLogprobs
+from livescale.types import LayerSpan, RequestId, TokenLogprobs
 
 if TYPE_CHECKING:
     from livescale.engine.run_result import HiddenRows
@@ -39,7 +39,7 @@ def run_or_pieces(
     except Exception as error:
         if executor.is_engine or spoils_device(error):
             raise
-        failure = RunFailed(_words(error))
+        failure = RunFailed(words_of(error))
     counts = [segment.token_count for segment in run.segments]
     own = [] if rows is None else executor.split_rows(rows, counts)
     places = {id(segment): place for place, segment in enumerate(run.segments)}
@@ -52,17 +52,43 @@ def run_or_pieces(
         except Exception as error:
             if spoils_device(error):
                 raise
-            raise RunFailed(_words(error)) from error
+            raise RunFailed(words_of(error)) from error
 
     pieces, faulty = find_faulty(run, failure, execute)
     return _together(executor, run, pieces, row_bytes), tuple(faulty)
 
 
-# -- helpers, in the order used -------------------------------------------------------------------
+def nothing_of(
+    executor: InstanceExecutor, run: Run, row_bytes: int, reason: str
+) -> tuple[RunResult, tuple[FaultyRequest, ...]]:
+    """As above, where the model is at fault: all requests of the Run are to run elsewhere."""
+    faulty = [
+        FaultyRequest(s.request, s.attempt, reason, runs_elsewhere=True) for s in run.segments
+    ]
+    return _together(executor, run, [], row_bytes), tuple(faulty)
 
 
-def _words(error: Exception) -> str:
+def why_broken(executor: InstanceExecutor, span: LayerSpan, decoder_layers: range) -> str | None:
+    """Compute one harmless token over the layers: why that fails (None: it does not). KV that lies
+    in its place is kept. Raises what the executor raises of its device."""
+    kept = {layer: executor.export_kv(layer, (0,), 1) for layer in decoder_layers}
+    try:
+        executor.prefill_tokens_per_s(span, 1)
+    except Exception as error:
+        if spoils_device(error):
+            raise
+        return words_of(error)
+    finally:
+        for layer, content in kept.items():
+            executor.import_kv(layer, (0,), 1, memoryview(bytearray(content)))
+    return None
+
+
+def words_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
 
 
 def _together(

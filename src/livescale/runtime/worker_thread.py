@@ -18,26 +18,23 @@ from livescale.batching.faulty_runs import FaultyRequest
 from livescale.batching.live_messages import Handover, KvLayer, LiveMessage, WithRows
 from livescale.batching.run import BatchKey, EmittedTokens, Run, SequenceSpec
 from livescale.batching.visit_messages import Visit, Visited
-from livescale.engine.errors import ModelError
-from livescale.engine.model_config import parse_config
-from livescale.engine.model_files import model_spec
 from livescale.engine.run_result import InstanceExecutor, RunResult
 from livescale.member import effects, inputs
 from livescale.member.instance import ServingLimits
 from livescale.member.member import Member
 from livescale.messages.events import AnyEvent
+from livescale.runtime.assigned_model import AssignedModel, ModelFailed
 from livescale.runtime.boot import WorkerBoot
-from livescale.runtime.faulty_pieces import run_or_pieces
 from livescale.runtime.live_parcels import Letter, ParcelError
 from livescale.runtime.member_thread import MemberThread
 from livescale.runtime.peer_lines import PeerLines
 from livescale.runtime.protocol import Examined, FromTokenServer, Submit, Token, Tokens
 from livescale.runtime.run_answers import SUM_BYTES, RunAnswers
 from livescale.runtime.run_lane import RunLane
-from livescale.stages import gives_rows, takes_rows
+from livescale.stages import takes_rows
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
-from livescale.types import LayerSpan, PlanId, RequestId, StageOf, TokenLogprobs, WorkerRef
+from livescale.types import RequestId, TokenLogprobs, WorkerRef
 
 if TYPE_CHECKING:
     from livescale.engine.run_result import HiddenRows
@@ -90,10 +87,10 @@ class WorkerThread(MemberThread):
             lost=lambda peer, is_refused: self._inputs.append(inputs.PeerLost(peer, is_refused)),
             is_taking=self._is_taking,
         )
-        #: whose model the executor has
-        self._assigned: PlanId | None = None
-        self._vocabulary = self._sum_bytes = self._row_bytes = self._layers = 0
-        self._stage: StageOf | None = None
+        #: what the executor has
+        self._model = AssignedModel(
+            executor, lambda plan, why: self._inputs.append(inputs.FetchFailed(plan, why))
+        )
         self._rows: dict[BatchKey, HiddenRows] = {}
         self._lane: RunLane[_Ended] = RunLane()
         #: the effects that are carried out end with two Runs
@@ -112,7 +109,7 @@ class WorkerThread(MemberThread):
             effects.Reach: lambda effect: data_plane.reach(effect.peer),
             effects.Release: self._release,
             effects.Assign: self._assign,
-            effects.Materialize: lambda effect: executor.materialize(effect.layer),
+            effects.Materialize: lambda effect: self._model.materialize(effect.layer),
             effects.Measure: self._measure,
             effects.UseCores: self._use_cores,
             effects.Execute: self._execute,
@@ -158,18 +155,11 @@ class WorkerThread(MemberThread):
         if fetch is None:
             return  # its memory refused it
         manifest, executor = fetch.order.manifest, self._executor
-        self._assigned = effect.plan
         try:
-            executor.assign(manifest, fetch.memory)
-        except (ModelError, ValueError) as error:
+            self._model.take(effect.plan, manifest, fetch.memory)
+        except ModelFailed as error:
             self._inputs.append(inputs.FetchFailed(effect.plan, str(error)))
             return
-        self._stage = manifest.stage
-        where = f"config of {manifest.model}"
-        shape = parse_config(manifest.config_json, where)
-        self._vocabulary, self._sum_bytes = shape.vocab_size, SUM_BYTES * shape.hidden_size
-        spec = model_spec(manifest)
-        self._layers, self._row_bytes = spec.layers, spec.row_bytes_per_token
         pool = self._boot.pool
         limits = BatcherConfig(
             kv_blocks=executor.kv_blocks,
@@ -184,7 +174,7 @@ class WorkerThread(MemberThread):
                 plan=effect.plan,
                 limits=limits,
                 kv_layer_bytes=executor.kv_layer_bytes(1),
-                row_bytes=self._row_bytes,
+                row_bytes=self._model.row_bytes,
                 stage=manifest.stage,
             )
         )
@@ -195,16 +185,14 @@ class WorkerThread(MemberThread):
 
     def _release(self, effect: effects.DropFetch | effects.Release) -> None:
         """Nothing computes with this model any more; it may have been another one's spare."""
-        if effect.plan == self._assigned:
-            self._assigned = None
-            self._executor.release()
+        if effect.plan == self._model.plan:
+            self._model.release()
             self._rows.clear()
 
     def _measure(self, effect: effects.Measure) -> None:
-        manifest = self._fetches[effect.plan].order.manifest
-        span = LayerSpan(0, len(manifest.layers))
-        rate = self._executor.prefill_tokens_per_s(span, effect.tokens)
-        self._inputs.append(inputs.RateMeasured(effect.plan, rate))
+        rate = self._model.prefill_tokens_per_s(effect.tokens)
+        if rate is not None:
+            self._inputs.append(inputs.RateMeasured(effect.plan, rate))
 
     def _use_cores(self, effect: effects.UseCores) -> None:
         cores = self._executor.use_cores(effect.cores)
@@ -243,11 +231,10 @@ class WorkerThread(MemberThread):
     ) -> _Ended:
         run, parts, executor = effect.run, effect.run.parts, self._executor
         rows = None
-        if parts and takes_rows(self._stage, run.span):
+        if parts and takes_rows(self._model.stage, run.span):
             rows = executor.join_rows([self._rows.pop(part.key) for part in parts])
-        row_bytes = self._row_bytes if gives_rows(self._stage, run.span, self._layers) else 0
         began_ns = time.monotonic_ns()
-        result, faulty = run_or_pieces(executor, run, rows, layer_ran, row_bytes)
+        result, faulty = self._model.run(run, rows, layer_ran)
         elapsed_ns = time.monotonic_ns() - began_ns
         if parts and result.hidden is not None:
             own = executor.split_rows(result.hidden, [part.token_count for part in parts])
@@ -257,7 +244,8 @@ class WorkerThread(MemberThread):
     def _run_ended(self, ended: _Ended) -> None:
         run, result, faulty, elapsed_ns = ended
         for one in faulty:
-            _log.error("%s cannot be computed: %s", one.request, one.reason)
+            where = " here" if one.runs_elsewhere else ""
+            _log.error("%s cannot be computed%s: %s", one.request, where, one.reason)
         hosted = self.member.instance
         self._answers.ran(run, result, hosted.duty.instance if hosted is not None else None)
         tokens = [(token,) for token in result.token_ids]
@@ -315,10 +303,10 @@ class WorkerThread(MemberThread):
             summed = letter.besides.summed if letter.besides is not None else ()
             if not all(0 <= its.first_position < its.stop for its in summed):
                 raise ParcelError("a sum of the rows of no positions")
-            return len(summed) * self._sum_bytes
+            return len(summed) * SUM_BYTES * self._model.hidden_size
         size_bytes = self.member.expected_bytes(peer, letter.message)
         for request, ids in _token_ids(letter.message):
-            if not all(0 <= i < self._vocabulary for i in ids):
+            if not all(0 <= i < self._model.vocabulary for i in ids):
                 raise ParcelError(f"{request} has tokens that this model has not")
         return size_bytes
 
