@@ -30,8 +30,8 @@ class RunFailed(Exception):
 
 
 class FaultyRequest(Value, frozen=True):
-    """A request of a Run that cannot be computed, in this attempt, and why. Where the instance is at
-    fault it `runs_elsewhere`."""
+    """A request of a Run that cannot be computed, in this attempt, and why. It
+    `runs_elsewhere` where the instance is at fault."""
 
     request: RequestId
     attempt: int

@@ -49,7 +49,7 @@ class AssignedModel:
         try:
             self._executor.assign(manifest, memory)
         except Exception as error:
-            self._broken = _refusal(error)
+            self._broken = self._refusal(error)
             raise ModelFailed(self._broken) from error
         shape = parse_config(manifest.config_json, f"config of {manifest.model}")
         spec = model_spec(manifest)
@@ -68,7 +68,7 @@ class AssignedModel:
         try:
             self._executor.materialize(layer)
         except Exception as error:
-            self._break(_refusal(error))
+            self._break(self._refusal(error))
 
     def prefill_tokens_per_s(self, tokens: int) -> int | None:
         """None, and `failed` is told, if it computes nothing."""
@@ -77,7 +77,7 @@ class AssignedModel:
         try:
             return self._executor.prefill_tokens_per_s(LayerSpan(0, self._layers), tokens)
         except Exception as error:
-            self._break(_refusal(error))
+            self._break(self._refusal(error))
             return None
 
     def run(
@@ -91,10 +91,9 @@ class AssignedModel:
             if not faulty or self._has_run:
                 self._has_run = True
                 return result, faulty
-            of_decoders = range(
-                max(run.span.start - 1, 0), min(run.span.stop, self._layers - 1) - 1
-            )
-            broken = why_broken(self._executor, run.span, of_decoders)
+            first, stop = max(run.span.start, 1), min(run.span.stop, self._layers - 1)
+            # (Decoder layers are numbered without the embedding.)
+            broken = why_broken(self._executor, run.span, range(first - 1, stop - 1))
             if broken is None:
                 self._has_run = True
                 return result, faulty
@@ -107,14 +106,13 @@ class AssignedModel:
         self._broken = reason
         self._failed(self.plan, reason)
 
+    def _refusal(self, error: Exception) -> str:
+        """In words. Raises what spoils the device: of an engine that is all but a refusal."""
+        if isinstance(error, ModelError | ValueError):
+            return str(error)
+        if self._executor.is_engine or spoils_device(error):
+            raise error
+        return words_of(error)
+
     def __repr__(self) -> str:
         return f"<AssignedModel of plan {self.plan}, {self._broken or 'good'}>"
-
-
-def _refusal(error: Exception) -> str:
-    """In words. Raises what spoils the device."""
-    if isinstance(error, ModelError | ValueError):
-        return str(error)
-    if spoils_device(error):
-        raise error
-    return words_of(error)

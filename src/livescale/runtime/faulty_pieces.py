@@ -62,10 +62,11 @@ def nothing_of(
     executor: InstanceExecutor, run: Run, row_bytes: int, reason: str
 ) -> tuple[RunResult, tuple[FaultyRequest, ...]]:
     """As above, where the model is at fault: all requests of the Run are to run elsewhere."""
-    faulty = [
-        FaultyRequest(s.request, s.attempt, reason, runs_elsewhere=True) for s in run.segments
-    ]
-    return _together(executor, run, [], row_bytes), tuple(faulty)
+    faulty = tuple(
+        FaultyRequest(segment.request, segment.attempt, reason, runs_elsewhere=True)
+        for segment in run.segments
+    )
+    return _together(executor, run, [], row_bytes), faulty
 
 
 def why_broken(executor: InstanceExecutor, span: LayerSpan, decoder_layers: range) -> str | None:
