@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 from thread_workers import ThreadWorker, all_from, grid_of, introduce_all
 
 from livescale.chunks import ChunkRange, Feed
+from livescale.engine.executor import TorchExecutor
 from livescale.engine.model_files import read_manifest
 from livescale.engine.oracle import GreedyOracle
+from livescale.engine.run_result import RunResult
 from livescale.messages.attempts import (
     AttemptFailed,
     AttemptReturned,
@@ -273,3 +276,61 @@ def test_requests_that_cannot_be_computed_end_alone(
     checks = GreedyOracle(model).check_many([(prompts[name], tokens[name]) for name in prompts])
     assert all(check.is_right and check.tokens == 6 for check in checks)
     assert worker.is_running
+
+
+class NoOperation(TorchExecutor):
+    """Computes nothing: as with a library that lacks an operation of the model."""
+
+    def run(self, *_: object, **__: object) -> RunResult:
+        raise RuntimeError("no such operation")
+
+
+def load_fails(worker: ThreadWorker) -> HoldingFailed:
+    words = worker.heard(lambda word: isinstance(word, (HoldingCompleted, HoldingFailed)))
+    assert isinstance(words[-1], HoldingFailed), words[-1]
+    return words[-1]
+
+
+@pytest.mark.parametrize("workers", [(1, {})], indirect=True)
+def test_a_model_whose_files_do_not_fit_is_a_failed_load_and_the_next_one_is_served(
+    workers: list[ThreadWorker], model: Path, tiny_model: Path
+) -> None:
+    [worker] = workers
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 4}))
+    manifest = read_manifest(model, "misfit")
+    worker.load(1, manifest, all_from(manifest, None), directory=str(model))
+    assert "k_proj" in load_fails(worker).reason
+    good = read_manifest(tiny_model, "tiny")
+    worker.load(2, good, all_from(good, None), directory=str(tiny_model), plan=2)
+    check_loaded(worker, good)
+    assert len(ask(worker, "r", 2, (5, 6, 7), 4)) == 4
+
+
+@pytest.mark.parametrize("workers", [(1, {})], indirect=True)
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_a_model_that_computes_nothing_is_a_failed_load(
+    workers: list[ThreadWorker], model: Path, is_measured: bool
+) -> None:
+    """When it is measured; or in its first Run, whose requests run elsewhere."""
+    [source], manifest = workers, read_manifest(model, "tiny")
+    load_source(source, manifest, model)
+    target = ThreadWorker(7, ARENA_BYTES, executor=NoOperation(1 << 22, 16))
+    try:
+        introduce_all([source, target])
+        if is_measured:
+            target.load(9, manifest, all_from(manifest, None), directory=str(model))
+            assert load_fails(target).reason == "RuntimeError: no such operation"
+        else:
+            target.load(9, manifest, all_from(manifest, source.ref))
+            check_loaded(target, manifest)
+            for name in ("a", "b"):
+                target.submit(Submit(name, 1, 9, (5, 6, 7), (), SamplingParams(4)))
+            words = target.heard(lambda word: isinstance(word, HoldingFailed))
+            assert words[-1].reason == "RuntimeError: no such operation"
+            ended = [word for word in words if isinstance(word, RequestEnded)]
+            assert {word.request for word in ended} >= {"a"}
+            assert {word.outcome for word in ended} == {Outcome.RETURNED}
+        assert target.is_running
+    finally:
+        target.close()
