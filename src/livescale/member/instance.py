@@ -269,8 +269,7 @@ class HostedInstance:
             return None
         deadline_ns = self.serving.deadline_ns() if self._has_partner else None
         report_ns = self._pace.progress_due_ns if self._pace.is_behind else None
-        times_ns = [at_ns for at_ns in (deadline_ns, report_ns) if at_ns is not None]
-        return min(times_ns, default=None)
+        return min((t for t in (deadline_ns, report_ns) if t is not None), default=None)
 
     # -- helpers, in the order used -------------------------------------------------------------
 
