@@ -31,7 +31,7 @@ JOBS ?= 2
 DETERMINISTIC = $(BIN)/python -m pytest --stage deterministic --numprocesses $(JOBS)
 REAL          = $(BIN)/python -m pytest --stage real --reruns 1
 
-test: $(STAMP)  ## the tests, in two stages (16 minutes on 2 cores): JOBS=2
+test: $(STAMP)  ## the tests, in two stages (15 minutes on 2 cores): JOBS=2
 	$(DETERMINISTIC)
 	$(REAL)
 

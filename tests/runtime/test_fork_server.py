@@ -87,7 +87,9 @@ def test_a_server_that_does_not_answer_is_an_error_and_ends_when_it_is_told(
 
     async def start() -> None:
         environment, silent = child_environment(config), ("sh", "-c", "exec sleep 600")
-        server = ForkServer(silent, environment, config.log_level, STATUS_BYTES_MAX, answer_s=0.2)
+        server = ForkServer(
+            silent, environment, config.log_level, STATUS_BYTES_MAX, first_answer_s=0.2
+        )
         with pytest.raises(ForkServerError, match="does not answer"):
             await server.start("agent")
         server.end()

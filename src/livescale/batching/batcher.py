@@ -218,7 +218,7 @@ class Batcher:
             del self._busy[segment.request, segment.attempt]
             leaving = (segment.request, segment.attempt) if self._leaving else None
             if leaving is not None and self._leaving.pop(leaving, None) is not None:
-                # Nobody finds what it computed last: it may have failed, and written nothing.
+                # Not for the prefix index: its part of the Run may have failed, unwritten.
                 self.pool.release(sequence.block_table)
                 continue
             sequence.write(self.pool, len(segment.token_ids))

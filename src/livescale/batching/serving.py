@@ -93,7 +93,7 @@ class Serving(Protocol):
 
     def fail(self, run: Run, faulty: Sequence[FaultyRequest]) -> None:
         """The first Run in flight, which is `done` next, gave nothing of these requests: they are
-        forgotten, and whoever leads them forgets them. Tokens and rows of theirs say nothing."""
+        forgotten, here and at their leader. Tokens and rows of theirs have no meaning."""
         raise AssertionError(f"{self!r}: a Run of it fails as a whole")
 
     def take_refused(self) -> Sequence[tuple[RequestId, int, str]]:

@@ -123,10 +123,10 @@ class Wishes:
 
     def may_be_met_now(self) -> bool:
         """Instances began, or end, or are warm spares from now on, and some part has not got what
-        it wants: the next decision may do more for it, and no event comes that says so.
+        it wants: the next decision may do more for it, without any further event.
 
         Where a decision has changed nothing the next one would change nothing either: an event or
-        a deadline comes first. So what cannot be met now wakes nobody again and again.
+        a deadline comes first. So what cannot be met now does not wake the controller for ever.
         """
         return bool(self._fleet.touched) and any(map(self._is_unmet, self._restless))
 

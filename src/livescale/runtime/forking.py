@@ -20,7 +20,8 @@ from livescale.runtime.fork_server import PACKET_BYTES_MAX, Ended, Forked, ForkO
 # The server tells how a process ended at once; a server that is gone was killed with its children.
 _STATUS_WAIT_S = 1.0
 # The first answer comes when everything is imported and compiled, on a busy machine too.
-_ANSWER_S = 600.0
+_FIRST_ANSWER_S = 600.0
+_ANSWER_S = 120.0
 
 
 class ForkServerError(Exception):
@@ -82,17 +83,19 @@ class ForkServer:
         environment: Mapping[str, str],
         log_level: str,
         limit: int,
-        answer_s: float = _ANSWER_S,
+        first_answer_s: float = _FIRST_ANSWER_S,
         python: str | None = None,
     ) -> None:
         """`prefix` are the words in front of a command that is to run there; `limit` bounds the
-        bytes of a line that a process writes, `answer_s` the wait for the server. `python` is the
-        interpreter (None: this one)."""
+        bytes of a line that a process writes, `first_answer_s` the wait for a server that starts.
+        `python` is the interpreter (None: this one)."""
         self._prefix = prefix
         self._environment = environment
         self._log_level = log_level
         self._limit = limit
-        self._answer_s = answer_s
+        self._first_answer_s = first_answer_s
+        #: the server of now has answered once
+        self._is_warm = False
         self._python = python
         self._server: asyncio.subprocess.Process | None = None
         self._channel: socket.socket | None = None
@@ -160,7 +163,7 @@ class ForkServer:
         finally:
             theirs.close()
         ours.setblocking(False)
-        self._channel = ours
+        self._channel, self._is_warm = ours, False
         asyncio.get_running_loop().add_reader(ours, self._receive, ours)
 
     async def _fork(self, number: int, kind: str, fds: list[int]) -> tuple[int, int]:
@@ -173,8 +176,10 @@ class ForkServer:
         except OSError:
             self._lose_server()
         try:
-            async with asyncio.timeout(self._answer_s):
-                return await answer
+            async with asyncio.timeout(_ANSWER_S if self._is_warm else self._first_answer_s):
+                found = await answer
+            self._is_warm = True
+            return found
         except TimeoutError:
             # It may be stopped, with workers that serve: they would die with it.
             raise ForkServerError("the fork server does not answer") from None

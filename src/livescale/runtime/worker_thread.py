@@ -89,7 +89,7 @@ class WorkerThread(MemberThread):
         )
         #: what the executor has
         self._model = AssignedModel(
-            executor, lambda plan, why: self._inputs.append(inputs.FetchFailed(plan, why))
+            executor, lambda plan, why: self.post(inputs.FetchFailed(plan, why))
         )
         self._rows: dict[BatchKey, HiddenRows] = {}
         self._lane: RunLane[_Ended] = RunLane()

@@ -46,8 +46,8 @@ class ControllerLife:
         until_ns: Callable[[], int],
     ) -> None:
         """`stepped` is called with what a step received and ordered, before that is checked, and
-        `decided` when all is carried out. The world is over at `until_ns`: whoever is to be woken
-        later is not waited for."""
+        `decided` when all is carried out. The world is over at `until_ns`: wake-ups
+        that are due later are left out."""
         self.epoch = ControllerEpoch(number=config.epoch)
         self.controller = Controller(config)
         self.checker = CommandChecker(config, failures)
