@@ -26,7 +26,7 @@ from stories import (
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
 from livescale.control.load_failures import LoadFailures
-from livescale.messages.commands import FailRequest
+from livescale.messages.commands import AnyCommand, FailRequest
 from livescale.messages.events import (
     AgentJoined,
     AnyEvent,
@@ -76,7 +76,7 @@ def test_each_trial_waits_longer_up_to_a_bound_and_together_loads_count_once(
     for loads in together:
         newest = plan + loads
         for number in range(loads):
-            failures.failed(now_ns + number, plan + 1 + number, newest, "why")
+            failures.failed(now_ns + number, plan + 1 + number, newest, "why", has_copy=False)
         pauses.append(failures.blocked_until_ns - now_ns)
         now_ns, plan = failures.blocked_until_ns, newest
     assert failures.in_a_row == len(together)
@@ -214,5 +214,69 @@ def test_what_fails_while_a_dead_sender_is_replaced_is_no_problem() -> None:
     controller = make_controller(3, models=(make_policy(least=2),), load_retry_ns=RETRY_NS)
     step(controller, 0, *joined(*W[:3]))
     step(controller, 1, WorkerLost(W[0], "killed"), arrived("r"))
-    assert controller.models["m"].load_failures.total == 0
+    assert controller.models["m"].load_failures.total == 1, "of the sender, which was loading"
+    assert controller.models["m"].load_failures.in_a_row == 0
     assert controller.status().models["m"].problem is None
+
+
+def die_while_loading(controller: Controller, now_ns: int, *first: AnyEvent) -> list[AnyCommand]:
+    """Whichever worker loads next dies, twice, and comes back. Returns what follows."""
+    events = first
+    for _ in range(2):
+        (load,) = loads_of(step(controller, now_ns, *events))
+        worker = load.holding.member
+        now_ns += MS
+        events = (WorkerLost(worker, "exit status -11"),)
+    commands = step(controller, now_ns, *events)
+    again = WorkerRef(worker.worker, worker.incarnation + 1)
+    return commands + step(controller, now_ns, *joined(again))
+
+
+def test_a_model_that_kills_workers_gets_two_of_them_and_is_told_as_the_reason() -> None:
+    controller = at_zero(workers=4)
+    commands = die_while_loading(controller, 0, *joined(*W[:4]), arrived("r"))
+    assert failed(commands) == ["r"]
+    assert not loads_of(commands), "the other workers are left alone"
+    shown = controller.status().models["m"]
+    assert (shown.failed_loads, shown.problem) == (2, "worker w1.0 was lost: exit status -11")
+    assert failed(step(controller, 3 * MS, arrived("early"))) == ["early"]
+    again_ns = controller.models["m"].load_failures.blocked_until_ns
+    commands = step(controller, again_ns, arrived("late"))
+    assert len(loads_of(commands)) == 1
+    assert not failed(commands)
+
+
+def test_one_worker_that_dies_while_it_loads_is_replaced_at_once() -> None:
+    controller = at_zero(workers=2)
+    (load,) = loads_of(step(controller, 0, *joined(*W[:2]), arrived("r")))
+    commands = step(controller, MS, WorkerLost(load.holding.member, "killed"))
+    (other,) = loads_of(commands)
+    assert not failed(commands)
+    step(controller, 2 * MS, *loaded(other.holding))
+    assert controller.models["m"].load_failures.in_a_row == 0
+
+
+def test_workers_that_are_lost_together_are_one_death() -> None:
+    """A host that goes down takes all that loads there with it."""
+    controller = make_controller(4, models=(make_policy(least=2),), load_retry_ns=RETRY_NS)
+    loads = loads_of(step(controller, 0, *joined(*W[:4]), arrived("r")))
+    lost = [WorkerLost(load.holding.member, "host down") for load in loads]
+    commands = step(controller, MS, *lost)
+    assert len(loads_of(commands)) == len(loads) == 2
+    assert controller.status().models["m"].problem is None
+
+
+def test_a_model_whose_copy_in_memory_cannot_be_loaded_is_given_up() -> None:
+    """Files that only a worker finds wrong are in host memory like any others."""
+    controller = at_zero(workers=1, agents_expected=1, multicast="auto")
+    (copy,) = copies_of(step(controller, 0, *joined(W[0]), host_joined(0)))
+    step(controller, MS, *loaded(copy.holding))
+    commands, now_ns = step(controller, 2 * MS, arrived("r")), 2 * MS
+    for trial in range(CONFIG.load_failures_max):
+        assert not failed(commands), f"after {trial} failures"
+        (load,) = loads_of(commands)
+        commands = step(controller, now_ns, HoldingFailed(load.holding, "no such activation"))
+        if trial + 1 < CONFIG.load_failures_max:
+            now_ns = controller.models["m"].load_failures.blocked_until_ns
+            commands = step(controller, now_ns, Tick())
+    assert failed(commands) == ["r"]

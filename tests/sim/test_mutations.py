@@ -351,9 +351,16 @@ def attempts_of_earlier_lives_count_as_lost(patch: pytest.MonkeyPatch) -> None:
 def loads_that_fail_together_count_each(patch: pytest.MonkeyPatch) -> None:
     failed = LoadFailures.failed
 
-    def broken(self: LoadFailures, now_ns: int, plan: PlanId, newest: PlanId, reason: str) -> None:
+    def broken(
+        self: LoadFailures,
+        now_ns: int,
+        plan: PlanId,
+        newest: PlanId,
+        reason: str,
+        **beside: bool,
+    ) -> None:
         self._newest = 0
-        failed(self, now_ns, plan, newest, reason)
+        failed(self, now_ns, plan, newest, reason, **beside)
 
     patch.setattr(LoadFailures, "failed", broken)
 
@@ -516,6 +523,10 @@ def resumed_instances_pass_on_what_they_get(patch: pytest.MonkeyPatch) -> None:
 def instances_get_all_that_waits(patch: pytest.MonkeyPatch) -> None:
     """As with early binding, but without its bound."""
     patch.setattr(RouteRow, "fits", lambda self, tokens: self.room > 0)
+
+
+def deaths_of_those_who_load_do_not_count(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LoadFailures, "died", lambda *_: None)
 
 
 def what_is_computed_counts_twice(patch: pytest.MonkeyPatch) -> None:

@@ -257,8 +257,8 @@ class Controller:
     def _fail_unloadable(self) -> None:
         """Requests of models that cannot be loaded do not wait for what may never come.
 
-        Not while something of the model is or comes there, in host memory or on devices, nor when
-        the next load may be tried: the request that waits then is why it is tried.
+        Not while an instance is or comes there, or a copy in memory of which no load has failed, nor
+        when the next load may be tried: the request that waits then is why it is tried.
         """
         for part in sorted(self.router.parts_waiting()):
             state = self.models[part.model]
@@ -266,10 +266,10 @@ class Controller:
             left_ns = failures.blocked_until_ns - self._now_ns
             if reason is None or left_ns <= 0:
                 continue
-            has_copy = self.planning.has_copy(state) or bool(self.pool.spares(part.model))
+            has_copy = not failures.is_of_copies and self.planning.has_copy(state)
             instances = self.fleet.of_parts(state.keys)
             is_there = any(not instance.is_released for instance in instances)
-            if not has_copy and not is_there:
+            if not (has_copy or is_there or self.pool.spares(part.model)):
                 self._commands += self.attempts.fail_waiting(part, reason, left_ns)
 
     def _let_go(self) -> None:

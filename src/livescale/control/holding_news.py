@@ -142,16 +142,24 @@ class HoldingNews:
         copy = self._pool.copy_of(holding)
         is_first, instance = not copy.is_given_up, self._instance_of(copy)
         self._pool.move(holding, HoldingFailed)
+        has_copy = False
         if instance is not None and is_first:
             self._fleet.move(instance, HoldingFailed)
-            failures = self._states[copy.model].load_failures
+            state = self._states[copy.model]
+            failures, has_copy = state.load_failures, self._planning.has_copy(state)
         elif holding.member in self._pool.guests:
             failures = self._guests.failures_of(holding.member)
         elif copy.is_on_host and is_first:
             failures = self._host_copies.failures_of(copy.model)
         else:
             return True
-        failures.failed(now_ns, event.holding.plan, self._planning.last_id, event.reason)
+        failures.failed(
+            now_ns,
+            event.holding.plan,
+            self._planning.last_id,
+            event.reason,
+            has_copy=has_copy,
+        )
         return True
 
     def dropped(self, event: HoldingDropped, _now_ns: int) -> bool:

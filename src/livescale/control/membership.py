@@ -94,13 +94,13 @@ class Membership:
                 self._pool.give_up(copy)
         return True
 
-    def lost(self, event: WorkerLost, _now_ns: int) -> bool:
+    def lost(self, event: WorkerLost, now_ns: int) -> bool:
         """A worker or an agent is gone, with all that it held. One that an earlier controller knew
         may be lost before it has joined here: then gateways have announced what it was asked."""
         if not self._fleet.is_alive(event.worker):
             return self._attempts.worker_lost(event.worker, _lost(event))
         if not event.worker.is_agent:
-            self._instance_lost(event)
+            self._instance_lost(event, now_ns)
         self._fleet.leave(event.worker)
         self._fleet.cores.left(event.worker)
         self._planning.cluster.member_left(event.worker)
@@ -145,11 +145,16 @@ class Membership:
             self._fleet.adopt(model.of_role(_role_of(copy)).part, copy)
         return copy
 
-    def _instance_lost(self, event: WorkerLost) -> None:
-        """One lost rank loses the instance, and with it what its rank 0 was asked."""
+    def _instance_lost(self, event: WorkerLost, now_ns: int) -> None:
+        """One lost rank loses the instance, and with it what its rank 0 was asked. One that was
+        loading may be the model's fault."""
         reason = _lost(event)
         instance = self._fleet.instance_on(event.worker)
         if instance is not None:
+            if instance.is_loading:
+                plans = [rank.order.holding.plan for rank in instance.copy.ranks.values()]
+                failures = self._states[instance.model].load_failures
+                failures.died(now_ns, max(plans), self._planning.last_id, reason)
             self._fleet.move(instance, WorkerLost)
             self._attempts.worker_lost(instance.worker, reason)
         self._attempts.worker_lost(event.worker, reason)

@@ -63,7 +63,7 @@ class CommandChecker:
             if isinstance(event, PROGRESS):
                 continue
             self._answers.absorb(event)
-            self._failures.absorb(self._failed, event)
+            self._failures.absorb(self._failed, now_ns, event)
             self._departures.absorb(event)
             self._totals.absorb(event)
             self._cores.absorb(event)
@@ -197,7 +197,10 @@ class CommandChecker:
         require(is_over or held.instance in knowledge.draining, "only what drains ends", command)
 
     def _check_resumed(self, command: commands.Resume) -> None:
-        """After the step in which the instance is wanted again."""
+        """After the step in which the instance is wanted again, and not given up for another model
+        in the same step."""
+        if command.instance in self._knowledge.draining:
+            return
         model = self._knowledge.model_of(command.instance)
         held = self._knowledge.ranks(model, command.instance)[0]
         duty = held.order.duty

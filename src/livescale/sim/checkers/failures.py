@@ -1,7 +1,8 @@
 """Controllers fail requests only when nothing else is left.
 
 A model is given up after failed loads, which fail only while its files are wrong or members refuse,
-and while nothing of it is there; a single request after as many lost attempts as it may have, or
+or after two workers that died while they loaded it, and while nothing of it is there from which no
+load has failed; a single request after as many lost attempts as it may have, or
 when its model is gone.
 """
 
@@ -15,7 +16,22 @@ from livescale.messages import commands, events
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Held, Knowledge
 from livescale.stages import stage_name
-from livescale.types import InstanceId, RequestId
+from livescale.types import InstanceId, RequestId, WorkerRef
+
+#: after so many workers that died while they loaded, one after the other, the model is given up
+DEATHS_MAX = 2
+
+
+@dataclass(slots=True)
+class Row:
+    """Loads of a model that failed in a row, those of them beside a copy in memory, and workers
+    that died while they loaded it."""
+
+    loads: int = 0
+    beside_copy: int = 0
+    deaths: int = 0
+    #: when the newest one failed that a pause follows
+    paused_ns: int | None = None
 
 
 @dataclass(slots=True)
@@ -23,8 +39,8 @@ class KnownFailures:
     """What one life of the controller, which begins knowing nothing, has seen of failed loads."""
 
     knowledge: Knowledge
-    #: per model, failed loads since one ended well, and the place of the last one
-    failures: dict[str, int] = field(default_factory=dict)
+    #: per model, what failed since a load ended well, and the place of the last failure
+    failures: dict[str, Row] = field(default_factory=dict)
     last_failure: dict[str, int] = field(default_factory=dict)
 
 
@@ -64,23 +80,29 @@ class FailureChecker:
 
     # -- events and commands --------------------------------------------------------------------
 
-    def absorb(self, life: KnownFailures, event: events.AnyEvent) -> None:
+    def absorb(self, life: KnownFailures, now_ns: int, event: events.AnyEvent) -> None:
         """Before the knowledge has this event."""
         self._news += 1
-        if isinstance(event, events.HoldingCompleted | events.HoldingFailed):
+        if isinstance(event, events.WorkerLost):
+            self._worker_lost(life, now_ns, event.worker)
+        elif isinstance(event, events.WorkerJoined):
+            for before in life.knowledge.predecessors(event.worker) or ():
+                self._worker_lost(life, now_ns, before)
+        elif isinstance(event, events.HoldingCompleted | events.HoldingFailed):
             held = life.knowledge.holdings.get(event.holding)
             if held is None or held.is_leaving:
                 return
             if isinstance(event, events.HoldingCompleted):
                 self._completed(life, held)
             elif held.instance is not None:
-                self._load_failed(life, held, held.instance)
+                self._load_failed(life, now_ns, held, held.instance)
 
     def check(self, life: KnownFailures, now_ns: int, command: commands.AnyCommand) -> None:
         """Before the knowledge has this command, and those behind it."""
         self._news += 1
         if isinstance(command, commands.StartHolding) and command.duty is not None:
             self._ordered.setdefault(command.duty.instance, (now_ns, self._news))
+            self._check_pause(life, now_ns, command)
         elif isinstance(command, commands.DropHolding):
             instance = life.knowledge.holdings[command.holding].instance
             if instance is not None:
@@ -109,25 +131,60 @@ class FailureChecker:
         if len(whole) == life.knowledge.tp_size(model):
             life.failures.pop(model, None)
 
-    def _load_failed(self, life: KnownFailures, held: Held, instance: InstanceId) -> None:
+    def _load_failed(
+        self, life: KnownFailures, now_ns: int, held: Held, instance: InstanceId
+    ) -> None:
         """Loads that were under way together count as one. What is left of an instance that was
         given up, in whatever life, is taken back: no failure."""
         if instance in life.knowledge.ended or instance in self._dropped:
             return
         model = held.order.model
-        ordered_ns, ordered = self._ordered.get(instance, (0, 0))
-        is_due = self._may_loads_fail(model, ordered_ns)
+        is_due = self._may_loads_fail(model, self._ordered.get(instance, (0, 0))[0])
         require(is_due, "loads fail for a reason", held, model)
-        if ordered >= life.last_failure.get(model, 0):
-            life.failures[model] = life.failures.get(model, 0) + 1
-            life.last_failure[model] = self._news
+        row = self._next_of_row(life, model, instance)
+        if row is not None:
+            row.loads += 1
+            row.beside_copy += bool(life.knowledge.copies(model))
+            row.paused_ns = now_ns
+
+    def _worker_lost(self, life: KnownFailures, now_ns: int, worker: WorkerRef) -> None:
+        """A death is counted against the model that its worker was loading. The first one may be
+        chance: nothing waits for it."""
+        for held in life.knowledge.on(worker):
+            model, instance = held.order.model, held.instance
+            if instance is None or instance not in life.knowledge.loading(model):
+                continue
+            row = self._next_of_row(life, model, instance)
+            if row is not None:
+                row.deaths += 1
+                if row.deaths >= DEATHS_MAX:
+                    row.paused_ns = now_ns
+
+    def _next_of_row(self, life: KnownFailures, model: str, instance: InstanceId) -> Row | None:
+        """None for a load that was under way when another one failed."""
+        _, ordered = self._ordered.get(instance, (0, 0))
+        if ordered < life.last_failure.get(model, 0):
+            return None
+        row = life.failures.setdefault(model, Row())
+        life.last_failure[model] = self._news
+        return row
+
+    def _check_pause(
+        self, life: KnownFailures, now_ns: int, command: commands.StartHolding
+    ) -> None:
+        paused_ns = life.failures.get(command.model, Row()).paused_ns
+        if paused_ns is not None:
+            pause_ns = min(self._config.load_retry_ns, self._config.load_retry_ns_max)
+            is_over = now_ns - paused_ns >= pause_ns
+            require(is_over, "a pause follows a failed load", command, paused_ns)
 
     def _check_given_up(self, life: KnownFailures, command: commands.FailRequest) -> None:
         knowledge, model = life.knowledge, life.knowledge.requested[command.request]
-        failures = life.failures.get(model, 0)
-        is_given_up = failures >= self._config.load_failures_max
-        require(is_given_up, "a model is given up after failed loads", command, failures)
+        row = life.failures.get(model, Row())
+        is_given_up = row.loads >= self._config.load_failures_max or row.deaths >= DEATHS_MAX
+        require(is_given_up, "a model is given up after failed loads", command, row)
         there = knowledge.instances(model)
         require(not there, "requests of a model with instances wait", command, there)
         copies = knowledge.copies(model)
-        require(not copies, "requests of a model with a host copy wait", command, copies)
+        is_tried = not copies or row.beside_copy > 1 or row.deaths >= DEATHS_MAX
+        require(is_tried, "requests of a model with a host copy wait", command, copies)
