@@ -601,6 +601,7 @@ MUTATIONS = [
     Mutation(given_back_counts_as_lost, "after its last attempt is lost", 5),
     Mutation(attempts_of_earlier_lives_count_as_lost, "after its last attempt is lost", 194),
     Mutation(loads_that_fail_together_count_each, "given up after failed loads", 157),
+    Mutation(deaths_of_those_who_load_do_not_count, "a pause follows a failed load", 5),
     Mutation(models_go_with_their_requests, "a model with requests stays", 140),
     Mutation(clients_below_their_share_are_refused, "a request fails that need not", 38),
     Mutation(the_line_has_no_end, "what must be refused is not accepted", 5),

@@ -257,8 +257,8 @@ class Controller:
     def _fail_unloadable(self) -> None:
         """Requests of models that cannot be loaded do not wait for what may never come.
 
-        Not while an instance is or comes there, or a copy in memory of which no load has failed, nor
-        when the next load may be tried: the request that waits then is why it is tried.
+        Not while an instance is or comes there, or a copy in memory of which no load has failed,
+        nor when the next load may be tried: the request that waits then is why it is tried.
         """
         for part in sorted(self.router.parts_waiting()):
             state = self.models[part.model]
