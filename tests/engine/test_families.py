@@ -240,6 +240,14 @@ FEATURES: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "experts per token": ("mixtral", {"num_experts_per_tok": 1}),
     "weights of experts": ("qwen3_moe", {"norm_topk_prob": False}),
+    "positions that only linear rope adds": (
+        "llama",
+        {"max_position_embeddings": 40, "rope_scaling": {"type": "linear", "factor": 4.0}},
+    ),
+    "positions that only yarn adds": (
+        "qwen2",
+        {"max_position_embeddings": 40, "rope_scaling": {"type": "yarn", "factor": 4.0}},
+    ),
 }
 
 

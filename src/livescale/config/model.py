@@ -51,6 +51,15 @@ class ModelConfig(Value, frozen=True, kw_only=True):
     kv_blocks: Annotated[
         int | None, About("KV blocks of one instance; measured at warm-up if none", "blocks", 1)
     ] = None
+    max_model_tokens: Annotated[
+        int | None,
+        About(
+            "longest prompt and answer together, not above the model's own length; that length if"
+            " none",
+            "tokens",
+            2,
+        ),
+    ] = None
     idle_s: Annotated[
         int, About("time without a request after which the last instance goes", "s", 0, 31_536_000)
     ] = 60

@@ -31,6 +31,7 @@ class Family:
 
     `is_tied`, `kv_heads` and `head_dim` hold where config.json has no such key; None stands for as
     many as heads, and hidden size / heads. `rope_types` are the kinds of rope that can run.
+    `is_length_scaled`: `max_position_embeddings` is the length with the factor of its rope.
     """
 
     architecture: str
@@ -39,6 +40,7 @@ class Family:
     kv_heads: int | None = None
     head_dim: int | None = None
     rope_types: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
+    is_length_scaled: bool = False
     experts: ExpertNames | None = None
 
 
@@ -50,7 +52,14 @@ FAMILIES: dict[str, Family] = {
         Family("Qwen3ForCausalLM", "qwen3", kv_heads=32, head_dim=128),
         Family("MistralForCausalLM", "mistral", kv_heads=8),
         Family("Gemma2ForCausalLM", "gemma2", is_tied=True, kv_heads=4, head_dim=256),
-        Family("Gemma3ForCausalLM", "gemma3_text", is_tied=True, kv_heads=4, head_dim=256),
+        Family(
+            "Gemma3ForCausalLM",
+            "gemma3_text",
+            is_tied=True,
+            kv_heads=4,
+            head_dim=256,
+            is_length_scaled=True,
+        ),
         # transformers reads "yarn" in this family's files as longrope.
         Family("Phi3ForCausalLM", "phi3", rope_types=("default",)),
         Family(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from livescale.engine.errors import ModelError
@@ -78,7 +79,7 @@ def parse_config(text: str, where: str) -> ModelShape:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=_positive(fields, "head_dim", where, head_default or hidden_size // heads),
-        model_tokens_max=_positive(fields, "max_position_embeddings", where),
+        model_tokens_max=_model_tokens_max(fields, family, where),
         is_tied=bool(fields.get("tie_word_embeddings", family.is_tied)),
         experts=experts,
         expert_layers=expert_layers,
@@ -142,6 +143,40 @@ def _refuse_rope(fields: Mapping[str, object], family: Family, where: str) -> No
                     f"{where}: {key} of type {kind} is not supported for"
                     f" {family.architecture}, only {supported}"
                 )
+
+
+def _model_tokens_max(fields: Mapping[str, object], family: Family, where: str) -> int:
+    """The longest prompt and answer: as many positions as the model's angles are made for.
+
+    `linear` stretches `max_position_embeddings` by its factor, `yarn` the length before it,
+    `original_max_position_embeddings`. transformers documents it so, and vLLM computes its
+    `max_model_len` so. transformers itself has no limit, and equal angles at any position: only
+    which table holds, and what is absent from it, is as in its configuration classes.
+
+    vLLM differs in three places, where the angles of transformers decide. A factor in a table of
+    type `default` stretches nothing. `original_max_position_embeddings` beside the table, instead
+    of in it, is not read. `yarn` with a factor of null has its length in
+    `max_position_embeddings`. The length of `llama3` stands there, too.
+    """
+    tokens = _positive(fields, "max_position_embeddings", where)
+    key = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
+    table = fields.get(key)
+    if family.is_length_scaled or not isinstance(table, dict):
+        return tokens
+    kind = table.get("rope_type", table.get("type"))
+    factor = table.get("factor")
+    if kind not in ("linear", "yarn") or (kind == "yarn" and factor is None):
+        return tokens
+    where = f"{where}: {key}"
+    if kind == "yarn":
+        tokens = _positive(table, "original_max_position_embeddings", where, tokens)
+    stretched = 0
+    if isinstance(factor, int | float) and not isinstance(factor, bool):
+        with suppress(OverflowError, ValueError):  # JSON in Python has Infinity and NaN
+            stretched = int(tokens * factor)
+    if stretched < 1:
+        raise ModelError(f"{where}: a factor of {factor!r} gives {tokens} tokens no length")
+    return stretched
 
 
 def _experts(

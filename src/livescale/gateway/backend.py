@@ -162,6 +162,7 @@ class ModelStatus(msgspec.Struct):
     target_ongoing_requests: int | None = None
     schedule: str = ""
     roles: RolesConfig | None = None
+    max_model_tokens: int | None = None
     survives_restart: bool = False
     problem: str | None = None
     warnings: Sequence[str] = ()

@@ -51,7 +51,7 @@ from livescale.runtime.pool_layout import HostSeat, PoolLayout
 from livescale.runtime.protocol import CatalogEntry, PublishedModel
 from livescale.runtime.scaling_settings import model_scaling, pool_scaling
 from livescale.stages import StageError, even_stages
-from livescale.types import Manifest
+from livescale.types import Manifest, ModelSpec
 
 _MS_NS = 1_000_000
 _S_NS = 1_000_000_000
@@ -86,6 +86,7 @@ def prepare_model(
     check_modules(directory)
     tokenizer_warnings = read_tokenizer_warnings(directory, manifest)
     spec = model_spec(manifest)
+    tokens_max = _model_tokens_max(model, spec)
     parts = manifests_of(model, manifest)
     largest = max(parts, key=lambda part: part.size_bytes)
     if largest.size_bytes > config.arena_bytes:
@@ -118,7 +119,7 @@ def prepare_model(
                 f"kv_bytes {config.kv_bytes} holds one KV block of model {name}: vLLM needs two,"
                 f" of {block_bytes} bytes each"
             )
-    request_tokens_max = min(spec.model_tokens_max, room_tokens)
+    request_tokens_max = min(tokens_max, room_tokens)
     return CatalogEntry(
         spec=spec,
         manifest=manifest,
@@ -127,7 +128,7 @@ def prepare_model(
         request_tokens_max=request_tokens_max,
         sampling_defaults=sampling_defaults(directory),
         warnings=(
-            *kv_warnings(config, spec, request_tokens_max, block_bytes * leaders),
+            *kv_warnings(config, name, tokens_max, request_tokens_max, block_bytes * leaders),
             *tokenizer_warnings,
         ),
     )
@@ -136,6 +137,17 @@ def prepare_model(
 def model_directory(model: ModelConfig) -> Path:
     """Where its files are, from wherever it is asked for."""
     return Path(model.path).resolve()
+
+
+def _model_tokens_max(model: ModelConfig, spec: ModelSpec) -> int:
+    """Prompt and answer of a request, wherever there is KV for them. Raises ConfigError."""
+    given, own = model.max_model_tokens, spec.model_tokens_max
+    if given is not None and given > own:
+        raise ConfigError(
+            f"model {spec.name}: max_model_tokens is {given}, above the model's own length of {own}"
+            " tokens"
+        )
+    return own if given is None else given
 
 
 def manifests_of(model: ModelConfig, manifest: Manifest) -> tuple[Manifest, ...]:

@@ -11,24 +11,23 @@ from livescale.config.pool import PoolConfig
 from livescale.engine.errors import ModelError
 from livescale.engine.model_config import parse_config
 from livescale.gateway.tokenizer_files import foreign_tokens, read_tokenizer
-from livescale.types import Manifest, ModelSpec
+from livescale.types import Manifest
 
 _NAMED_TOKENS = 5
 """A warning about tokens names so many of them."""
 
 
 def kv_warnings(
-    config: PoolConfig, spec: ModelSpec, request_tokens_max: int, block_bytes: int
+    config: PoolConfig, name: str, tokens_max: int, request_tokens_max: int, block_bytes: int
 ) -> tuple[str, ...]:
-    """KV memory that holds less than one request of the model's whole length. A block of it takes
-    `block_bytes`, those of all leaders together."""
-    if request_tokens_max >= spec.model_tokens_max:
+    """KV memory that holds less than one request of `tokens_max`, which the model could take. A
+    block of it takes `block_bytes`, those of all leaders together."""
+    if request_tokens_max >= tokens_max:
         return ()
-    needed_bytes = -(-(spec.model_tokens_max - 1) // config.block_tokens) * block_bytes
+    needed_bytes = -(-(tokens_max - 1) // config.block_tokens) * block_bytes
     return (
-        f"model {spec.name}: requests may have {request_tokens_max} tokens, the model could take"
-        f" {spec.model_tokens_max}: kv_bytes is {config.kv_bytes}, for all of them it would have"
-        f" to be {needed_bytes}",
+        f"model {name}: requests may have {request_tokens_max} tokens instead of {tokens_max}:"
+        f" kv_bytes is {config.kv_bytes}, for all of them it would have to be {needed_bytes}",
     )
 
 

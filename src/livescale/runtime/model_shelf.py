@@ -90,7 +90,7 @@ class ModelShelf:
                 state=ModelPhase.FAILED,
                 survives_restart=True,
                 problem=kept.problem,
-                **_changeable(kept.settings),
+                **_as_given(kept.settings),
             )
             for kept in self._catalog.unserved
         ]
@@ -161,7 +161,7 @@ class ModelShelf:
             problem=status.problems.get(name),
             survives_restart=model.survives_restart,
             warnings=entry.warnings,
-            **_changeable(model.settings),
+            **_as_given(model.settings),
         )
 
 
@@ -197,10 +197,10 @@ def _embedding_size(entry: CatalogEntry) -> int:
     return entry.spec.row_bytes_per_token // ITEM_BYTES[entry.manifest.dtype]
 
 
-def _changeable(model: ModelConfig) -> dict[str, Any]:
+def _as_given(model: ModelConfig) -> dict[str, Any]:
     return {
         name: getattr(model, name)
-        for name in ("idle_s", "target_ongoing_requests", "schedule", "roles")
+        for name in ("idle_s", "target_ongoing_requests", "schedule", "roles", "max_model_tokens")
     }
 
 
