@@ -38,6 +38,12 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 ABSENT = msgspec.Raw()
 """Stands for the JSON of what a body does not have."""
 
+
+def _may_be_absent() -> Any:
+    # (As a plain default it could not be described.)
+    return msgspec.field(default_factory=lambda: ABSENT)
+
+
 PositiveInt = Annotated[int, Meta(ge=1)]
 ReasoningEffort = Annotated[str, Meta(min_length=1, max_length=REASONING_EFFORT_CHARS_MAX)]
 StopString = Annotated[str, Meta(min_length=1, max_length=STOP_CHARS_MAX)]
@@ -114,12 +120,12 @@ class Message(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_call_id: str | None = None
-    annotations: msgspec.Raw = ABSENT
-    audio: msgspec.Raw = ABSENT
-    function_call: msgspec.Raw = ABSENT
-    parsed: msgspec.Raw = ABSENT
-    refusal: msgspec.Raw = ABSENT
-    tool_calls: msgspec.Raw = ABSENT
+    annotations: msgspec.Raw = _may_be_absent()
+    audio: msgspec.Raw = _may_be_absent()
+    function_call: msgspec.Raw = _may_be_absent()
+    parsed: msgspec.Raw = _may_be_absent()
+    refusal: msgspec.Raw = _may_be_absent()
+    tool_calls: msgspec.Raw = _may_be_absent()
 
 
 MessageList = Annotated[list[Message], Meta(max_length=MESSAGES_MAX)]
