@@ -27,7 +27,7 @@ from effort import examples
 from livescale.gateway.backend import ModelCard
 from livescale.gateway.chat import ChatTemplate
 from livescale.gateway.schema import ECHOES, ContentPart, Message
-from livescale.gateway.text import TextWork
+from livescale.gateway.text import TextCodec, TextWork
 
 # Templates are rendered by processes of their own.
 pytestmark = pytest.mark.usefixtures("machine")
@@ -189,6 +189,22 @@ def directory_with(template: str, directory: Path) -> Path:
     build_model_directory(directory)
     (directory / "chat_template.jinja").write_text(template)
     return directory
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (STRINGS["prints"], "[user]hi\nyou"),
+        (PARTS["raises"], "[user]hiyou"),
+        (BOTH["asks"], "[user]hiyou"),
+        (FIRST_PART, "[user]hi\nyou"),
+    ],
+)
+def test_a_model_is_read_with_the_form_of_its_template(
+    source: str, text: str, tmp_path: Path
+) -> None:
+    codec = TextCodec.load(directory_with(source, tmp_path), WORK)
+    assert asyncio.run(codec.render_chat([message("user", ["hi", "you"])], False)) == text
 
 
 @pytest.fixture(scope="module")

@@ -322,7 +322,10 @@ valid = st.fixed_dictionaries(
 wild_messages = st.lists(
     st.fixed_dictionaries(
         {"role": st.sampled_from(["user", "tool"]) | json_values},
-        optional={"content": json_values, "name": json_values, "tool_calls": json_values},
+        optional={
+            **dict.fromkeys(("content", "name", "tool_calls", "refusal", "more"), json_values),
+            "reasoning": st.text(max_size=3) | json_values,
+        },
     )
     | json_values,
     max_size=3,

@@ -22,7 +22,8 @@ class Detokenizer(Protocol):
     """Turns a growing list of token ids into text, piece by piece, special tokens skipped or not.
 
     Pieces never end inside a character: bytes of an incomplete one are held until the rest comes.
-    All pieces and the flush together are the text of all tokens.
+    All pieces and the flush together are the text of all tokens, or, where later tokens change the
+    text of earlier ones, what had left of it and all the rest.
     """
 
     def push(self, token_id: int) -> str:
