@@ -74,6 +74,11 @@ BOTH = {
         "{% for c in m.content if c.type == 'text' %}{{ c.text | trim }}\n{% endfor %}{% endif %}"
     ),
 }
+BOTH["prints parts of tools"] = saying(
+    "{% if m.content is string or m.role == 'tool' %}{{ m.content }}{% else %}"
+    + PART_BY_PART
+    + "{% endif %}"
+)
 FORMS = [
     *((source, "string") for source in STRINGS.values()),
     *((source, "parts") for source in PARTS.values()),
@@ -84,7 +89,9 @@ FORMS = [
 texts = st.text(st.sampled_from("ab é\n{'<"), max_size=6)
 contents = texts | st.lists(texts, max_size=3)
 chats = st.lists(
-    st.tuples(st.sampled_from(["system", "user", "assistant"]), contents), min_size=1, max_size=4
+    st.tuples(st.sampled_from(["system", "user", "assistant", "tool"]), contents),
+    min_size=1,
+    max_size=4,
 )
 
 
@@ -106,9 +113,10 @@ def message(role: str, content: str | list[str]) -> Message:
     return Message(role, [ContentPart("text", text) for text in content])
 
 
-def in_form(content: str | list[str], form: str) -> str | list[dict[str, str]]:
-    """What a template is given."""
+def in_form(role: str, content: str | list[str], form: str) -> str | list[dict[str, str]]:
+    """What a template is given. (It is not tried with tools.)"""
     is_list = isinstance(content, list) and content and form in ("parts", "as it is")
+    is_list = is_list and role != "tool"
     whole = content if isinstance(content, str) else "\n".join(content)
     if form == "string" or (form == "as it is" and not is_list):
         return whole
@@ -135,7 +143,7 @@ def test_contents_come_in_the_form_that_the_template_takes(
     is_continued &= source != STRINGS["writes JSON"]  # (the quote is behind the end)
     template = templates[source]
     assert template.left_out == ()
-    given_messages = [{"role": role, "content": in_form(said, form)} for role, said in chat]
+    given_messages = [{"role": role, "content": in_form(role, said, form)} for role, said in chat]
     expected = reference.apply_chat_template(
         given_messages, chat_template=source, continue_final_message=is_continued, tokenize=False
     )

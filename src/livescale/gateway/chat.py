@@ -121,10 +121,9 @@ class ChatTemplate:
         """The message as the template expects it: the content in a form that it takes, the role
         `developer` only where its source names it, else `system`."""
         is_system = message.role == "developer" and not self._knows_developer
-        plain: TemplateMessage = {
-            "role": "system" if is_system else message.role,
-            "content": self._forms.of(_texts(message, place)),
-        }
+        role = "system" if is_system else message.role
+        content = self._forms.of(role, _texts(message, place))
+        plain: TemplateMessage = {"role": role, "content": content}
         for name in _READ_FIELDS:
             value = getattr(message, name)
             if value is not None:

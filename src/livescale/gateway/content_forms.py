@@ -30,19 +30,20 @@ _SECOND = "Numbat"
 
 @dataclass(frozen=True, slots=True)
 class ContentForms:
-    """What a template takes. `takes_several`: lists of parts, as they are; others are joined.
+    """What a template takes.
 
+    `several` are roles whose lists of parts it takes as they are; those of others are joined.
     `left_out` are roles whose messages' contents do not come out, of one message at least.
     """
 
     takes_strings: bool = True
-    takes_several: bool = False
+    several: frozenset[str] = frozenset()
     left_out: tuple[str, ...] = ()
 
-    def of(self, content: str | Sequence[str]) -> Content:
+    def of(self, role: str, content: str | Sequence[str]) -> Content:
         """A text, or the texts of parts, in a form that the template takes."""
         if not isinstance(content, str):
-            if content and self.takes_several:
+            if content and role in self.several:
                 return _parts(content)
             content = "\n".join(content)
         return content if self.takes_strings else _parts([content])
@@ -55,11 +56,11 @@ def tried_forms(render: Render) -> ContentForms:
     severals = [render(_chat(roles, lambda word: _parts([word, _SECOND]))) for roles in TRIALS]
     takes_strings = _words_out(strings) >= _words_out(ones)
     taken = strings if takes_strings else ones
-    return ContentForms(
-        takes_strings,
-        _words_out(taken) > 0 and all(map(_is_the_same, taken, severals)),
-        tuple(sorted({role for role, is_out in _said(taken) if not is_out})),
-    )
+    out = {role for role, is_out in _said(taken) if is_out}
+    left_out = {role for role, is_out in _said(taken) if not is_out}
+    # Templates print parts of roles that are not tried (tools) as Python writes them.
+    several = out if all(map(_is_the_same, taken, severals)) else ()
+    return ContentForms(takes_strings, frozenset(several), tuple(sorted(left_out)))
 
 
 def _chat(roles: Sequence[str], content: Callable[[str], Content]) -> list[TemplateMessage]:
