@@ -92,7 +92,7 @@ def test_invalid_completion(
         ),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text", "text"),
         ([{"role": "tool", "content": "x"}], "messages", "tools cannot speak here"),
-        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls", "Tool calls"),
+        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls", "[{}]"),
     ],
 )
 def test_invalid_chat(messages: object, param: str, says: str, http: httpx.Client) -> None:
@@ -283,6 +283,7 @@ right = {
     "min_tokens": st.integers(0, 16),
     "n": st.integers(1, 3),
     "presence_penalty": st.floats(-2, 2),
+    "reasoning_effort": st.none(),
     "repetition_penalty": st.floats(0.01, 100),
     "return_token_ids": st.booleans(),
     "seed": st.integers(-(2**63), 2**63 - 1),
@@ -321,7 +322,10 @@ valid = st.fixed_dictionaries(
 wild_messages = st.lists(
     st.fixed_dictionaries(
         {"role": st.sampled_from(["user", "tool"]) | json_values},
-        optional={"content": json_values, "name": json_values, "tool_calls": json_values},
+        optional={
+            **dict.fromkeys(("content", "name", "tool_calls", "refusal", "more"), json_values),
+            "reasoning": st.text(max_size=3) | json_values,
+        },
     )
     | json_values,
     max_size=3,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
 from pathlib import Path
 
@@ -107,6 +109,73 @@ def test_broken_bytes_do_not_stop_a_byte_fallback_stream(
     ids: list[int], byte_fallback_tokenizer: Tokenizer
 ) -> None:
     decode_stepwise(byte_fallback_tokenizer, ids)
+
+
+WORDS = ("\u2581the", "\u2581fox", "es", "\u2581", "a", "</s>")
+
+
+@pytest.fixture(scope="module")
+def spacing_tokenizer() -> Tokenizer:
+    """As those of Llama 2 and Mistral: the first word's space is taken away."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    vocabulary |= {word: 256 + place for place, word in enumerate(("<unk>", *WORDS))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
+def streamed(run: bytes) -> str:
+    """What may leave of bytes one behind the other: whole characters at once, and what is left of
+    bytes that are none as replacements. (A replacement itself may be the start of anything.)"""
+    with contextlib.suppress(UnicodeDecodeError):
+        return run.decode()
+    for end in range(len(run) - 1, 0, -1):
+        with contextlib.suppress(UnicodeDecodeError):
+            if not (text := run[:end].decode()).endswith("\ufffd"):
+                return text + "\ufffd" * (len(run) - end)
+    return "\ufffd" * len(run)
+
+
+runs = st.one_of(
+    st.sampled_from(WORDS),
+    st.text(st.sampled_from("é🦊日\ufffdA"), min_size=1, max_size=3).map(str.encode),
+    # (A space as a byte would be taken away at the beginning, unlike its replacement.)
+    st.binary(min_size=1, max_size=3).filter(lambda run: b" " not in run),
+    st.sampled_from([b"\xff", b"\xc3", "é".encode(), "🦊".encode()[:3]]),
+)
+
+
+@given(runs=st.lists(runs, max_size=12), skips=st.booleans())
+@relaxed
+def test_nothing_is_lost_behind_broken_bytes(
+    runs: list[str | bytes], skips: bool, spacing_tokenizer: Tokenizer
+) -> None:
+    ids = [
+        token_id
+        for run in runs
+        for token_id in (run if isinstance(run, bytes) else [spacing_tokenizer.token_to_id(run)])
+    ]
+    expected = ""
+    told = [run for run in runs if not (skips and run == "</s>")]
+    for is_bytes, group in itertools.groupby(told, lambda run: isinstance(run, bytes)):
+        if is_bytes:
+            expected += streamed(b"".join(group))
+        else:
+            expected += "".join(group).replace("\u2581", " ")
+    *sent, rest = decode_stepwise(spacing_tokenizer, ids, skips)
+    whole = spacing_tokenizer.decode(ids, skip_special_tokens=skips)
+    text = "".join([*sent, rest])
+    assert text == expected.removeprefix(" ")
+    if whole.startswith("".join(sent)):
+        assert text == whole
 
 
 async def encode_chat(codec: TextCodec, messages: list[Message]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from livescale.config.reading import load_config
 from livescale.engine.errors import ModelError
+from livescale.engine.make import END, END_ID
 from livescale.runtime.catalog import CatalogEntry, prepare_models
 
 
@@ -39,6 +41,44 @@ def test_ids_that_the_embedding_lacks_are_named(
     listed = [number for number in range(tokens) if f"'<|{number}|>' ({first + number})" in warning]
     assert listed == list(range(named))
     assert ("and 2 more" in warning) == (tokens > named)
+
+
+@pytest.mark.parametrize(
+    ("files", "is_named"),
+    [
+        ({}, False),
+        ({"generation_config.json": {"eos_token_id": [9, END_ID]}}, False),
+        ({"generation_config.json": {"eos_token_id": [9, 8]}}, True),
+        ({"generation_config.json": {"eos_token_id": 9}}, True),
+        ({"generation_config.json": {"eos_token_id": None}}, False),
+        (
+            {"generation_config.json": {"eos_token_id": None}, "config.json": {"eos_token_id": 9}},
+            True,
+        ),
+        (
+            {
+                "generation_config.json": {"eos_token_id": None},
+                "config.json": {"eos_token_id": None},
+            },
+            True,
+        ),
+        ({"tokenizer_config.json": {"eos_token": {"content": "<|user|>"}}}, True),
+        ({"tokenizer_config.json": {"eos_token": None}}, False),
+        ({"tokenizer_config.json": {"eos_token": "not a token"}}, False),
+    ],
+)
+def test_an_end_token_that_ends_nothing_is_named(
+    files: dict[str, dict[str, object]], is_named: bool, model: Path, tmp_path: Path
+) -> None:
+    for name, changes in files.items():
+        read = json.loads((model / name).read_text())
+        (model / name).write_text(json.dumps(read | changes))
+    warnings = prepared(model, tmp_path).warnings
+    assert len(warnings) == is_named
+    for warning in warnings:
+        token = "<|user|>" if "tokenizer_config.json" in files else END
+        number = Tokenizer.from_file(str(model / "tokenizer.json")).token_to_id(token)
+        assert f"{token!r} ({number}) does not end answers" in warning
 
 
 def test_a_tokenizer_that_cannot_be_read_is_refused(model: Path, tmp_path: Path) -> None:

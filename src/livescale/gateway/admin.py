@@ -170,6 +170,7 @@ class Administration:
                 if self.has_slo:
                     state.usage.slo_met = counts.slo["all", True]
             state.problem = state.problem or self.served.problem(state.name)
+            state.warnings = (*state.warnings, *self.served.warnings(state.name))
         return list(states)
 
     def _state(self, name: str) -> ModelStatus:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import jinja2
 
-from livescale.gateway.errors import cut, invalid
+from livescale.gateway.content_forms import ContentForms, TemplateMessage, tried_forms
+from livescale.gateway.errors import cut, invalid, quoted
 from livescale.gateway.rendering import (
     Renderers,
     RenderFailed,
@@ -23,14 +24,8 @@ from livescale.gateway.schema import Message
 
 _END_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 """Put behind a message that is to be continued, to find its end in the rendered text."""
-
-
-_TRIALS: tuple[tuple[str, ...], ...] = (
-    ("user",),
-    ("system", "user"),
-    ("user", "assistant", "user"),
-)
-"""Roles of chats that a template is tried with. One that it accepts is enough."""
+_READ_FIELDS = ("name", "reasoning", "reasoning_content", "tool_call_id")
+"""Fields of messages that templates read, besides role and content."""
 
 
 class ChatTemplate:
@@ -41,7 +36,9 @@ class ChatTemplate:
         compiled(source)
         self._source = source
         self._knows_developer = "developer" in source
+        self._knows_effort = "reasoning_effort" in source
         self._special_tokens = special_tokens
+        self._forms = ContentForms()
 
     @classmethod
     def load(cls, directory: Path) -> ChatTemplate | None:
@@ -60,18 +57,32 @@ class ChatTemplate:
             raise ValueError(f"the chat template of {directory} is not valid: {error}") from error
 
     def try_out(self, renderers: Renderers) -> None:
-        """Render short chats until the template accepts one. Raises ValueError saying why none."""
-        problems = []
-        for roles in _TRIALS:
-            messages = [{"role": role, "content": "Hello"} for role in roles]
+        """Render short chats, to find out in which form the template takes contents.
+
+        Raises ValueError saying why if it accepts none of them.
+        """
+        problems: list[str] = []
+        texts: list[str] = []
+
+        def render(messages: list[TemplateMessage]) -> str | None:
             try:
-                renderers.render(self._rendering(messages, add_generation_prompt=True))
-                return
+                text = renderers.render(self._rendering(messages, add_generation_prompt=True))
             except RenderTimeout as error:
                 raise ValueError(str(error)) from error
             except RenderFailed as error:
                 problems.append(str(error))
-        raise ValueError(problems[0])
+                return None
+            texts.append(text)
+            return text
+
+        self._forms = tried_forms(render)
+        if not texts:
+            raise ValueError(problems[0])
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Roles of messages whose contents the trial did not find in the text."""
+        return self._forms.left_out
 
     async def render(
         self,
@@ -79,18 +90,25 @@ class ChatTemplate:
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        reasoning_effort: str | None = None,
     ) -> str:
-        """The prompt text. Raises ApiError (400) if the template refuses the messages, or takes
-        too long.
+        """The prompt text. Raises ApiError (400) if the template refuses the messages, takes too
+        long, or knows no `reasoning_effort` where there is one.
 
         With `continue_final_message` it ends where the last message does, as if its author went on.
         """
+        if reasoning_effort is not None and not self._knows_effort:
+            raise invalid(
+                f"The model's chat template has no reasoning_effort: {quoted(reasoning_effort)}"
+                " would change nothing; leave it out (or send null)",
+                "reasoning_effort",
+                "unsupported_parameter",
+            )
         plain = [self._plain(message, place) for place, message in enumerate(messages)]
-        final = plain[-1]["content"] if continue_final_message else None
-        if final is not None:
-            plain[-1]["content"] += _END_TAG
+        final = _put_tag(plain[-1]) if continue_final_message else None
+        rendering = self._rendering(plain, add_generation_prompt, reasoning_effort)
         try:
-            text = await renderers.render_beside(self._rendering(plain, add_generation_prompt))
+            text = await renderers.render_beside(rendering)
         except (RenderTimeout, RenderFailed) as error:
             # Foreign code: whatever it raises (its own refusal, a TypeError over a role it does
             # not know) is about these messages.
@@ -99,20 +117,39 @@ class ChatTemplate:
             raise invalid(message, "messages", code="chat_template_error") from error
         return text if final is None else _up_to_tag(text, final)
 
-    def _plain(self, message: Message, place: int) -> dict[str, str]:
-        """The message as the template expects it: text parts joined, the role `developer` only
-        where its source names it, else `system`."""
-        if message.tool_calls:
-            param = f"messages[{place}].tool_calls"
-            raise invalid("Tool calls are not supported", param, "unsupported_parameter")
+    def _plain(self, message: Message, place: int) -> TemplateMessage:
+        """The message as the template expects it: the content in a form that it takes, the role
+        `developer` only where its source names it, else `system`."""
         is_system = message.role == "developer" and not self._knows_developer
-        plain = {"role": "system" if is_system else message.role, "content": _text(message, place)}
-        if message.name is not None:
-            plain["name"] = message.name
+        role = "system" if is_system else message.role
+        content = self._forms.of(role, _texts(message, place))
+        plain: TemplateMessage = {"role": role, "content": content}
+        for name in _READ_FIELDS:
+            value = getattr(message, name)
+            if value is not None:
+                plain[name] = value
         return plain
 
-    def _rendering(self, plain: list[dict[str, str]], add_generation_prompt: bool) -> Rendering:
-        return Rendering(self._source, self._special_tokens, plain, add_generation_prompt)
+    def _rendering(
+        self,
+        plain: list[TemplateMessage],
+        add_generation_prompt: bool,
+        reasoning_effort: str | None = None,
+    ) -> Rendering:
+        variables = self._special_tokens
+        if reasoning_effort is not None:  # else templates choose one
+            variables = {**variables, "reasoning_effort": reasoning_effort}
+        return Rendering(self._source, variables, plain, add_generation_prompt)
+
+
+def _put_tag(message: TemplateMessage) -> str:
+    """The tag stands behind the message's text, or its last part's, which is returned."""
+    holder, key = message, "content"
+    if isinstance(message["content"], list):
+        holder, key = message["content"][-1], "text"
+    text: str = holder[key]
+    holder[key] = text + _END_TAG
+    return text
 
 
 def _up_to_tag(text: str, final: str) -> str:
@@ -129,7 +166,8 @@ def _up_to_tag(text: str, final: str) -> str:
     return text[:place] if is_space_kept else text[:place].rstrip()
 
 
-def _text(message: Message, place: int) -> str:
+def _texts(message: Message, place: int) -> str | list[str]:
+    """The text, or those of the parts. Raises ApiError (400) for parts that are none."""
     if not isinstance(message.content, list):
         return message.content or ""
     texts = []
@@ -141,7 +179,7 @@ def _text(message: Message, place: int) -> str:
                 "unsupported_content",
             )
         texts.append(part.text)
-    return "\n".join(texts)
+    return texts
 
 
 def read_config(path: Path) -> dict[str, object]:
@@ -155,6 +193,11 @@ def read_config(path: Path) -> dict[str, object]:
     if not isinstance(config, dict):
         raise ValueError(f"{path} does not hold a JSON object")
     return config
+
+
+def end_token(directory: Path) -> str | None:
+    """The token that ends what a model says, as the tokenizer's files have it."""
+    return _special_tokens(read_config(directory / "tokenizer_config.json")).get("eos_token")
 
 
 def _template_in(config: dict[str, object]) -> str | None:

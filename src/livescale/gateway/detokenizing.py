@@ -22,7 +22,8 @@ class Detokenizer(Protocol):
     """Turns a growing list of token ids into text, piece by piece, special tokens skipped or not.
 
     Pieces never end inside a character: bytes of an incomplete one are held until the rest comes.
-    All pieces and the flush together are the text of all tokens.
+    All pieces and the flush together are the text of all tokens, or, where later tokens change the
+    text of earlier ones, what had left of it and all the rest.
     """
 
     def push(self, token_id: int) -> str:
@@ -104,10 +105,16 @@ class ByteLevelDecoder:
 
 
 class TokenDecoder:
-    """Detokenizer of any tokenizer."""
+    """Detokenizer of any tokenizer.
+
+    Byte-fallback tokenizers decode a run of bytes as a whole: a broken byte turns all of them into
+    replacements, those whose text has left, too. What has left stays, and what is held is decoded
+    without it.
+    """
 
     __slots__ = (
-        "_is_holding",
+        "_held",
+        "_is_apart",
         "_pieces",
         "_skips_special_tokens",
         "_stream",
@@ -121,31 +128,60 @@ class TokenDecoder:
         self._stream = DecodeStream(skip_special_tokens=skips_special_tokens)
         self._token_ids = array("I")
         self._pieces: list[str] = []
-        self._is_holding = False
+        #: tokens at the end whose text has not left
+        self._held = 0
+        #: what has left is not the beginning of what the tokenizer makes of all tokens
+        self._is_apart = False
 
     def push(self, token_id: int) -> str:
         self._token_ids.append(token_id)
+        self._held += 1
         try:
             piece = self._stream.step(self._tokenizer, token_id)
-        except Exception:
-            # Byte-fallback tokenizers decode a run of bytes as a whole, so a broken byte behind
-            # text that has left changes that text; the stream then refuses to go on.
-            self._stream = DecodeStream(skip_special_tokens=self._skips_special_tokens)
-            piece = self._stream.step(self._tokenizer, token_id)
-        self._is_holding = piece is None
+        except Exception:  # tokenizers raises bare Exceptions
+            # The text that left is changed by what came behind it: the stream goes no further.
+            piece = self._rest()
+            before = self._before()
+            self._stream = DecodeStream(
+                ids=[*before, *self._held_ids()], skip_special_tokens=self._skips_special_tokens
+            )
         if piece is None:
             return ""
+        self._held = 0
         self._pieces.append(piece)
         if len(self._pieces) > _PIECES_MAX:
             self._pieces = ["".join(self._pieces)]
         return piece
 
     def flush(self) -> str:
-        if not self._is_holding:
-            return ""
-        self._is_holding = False
-        text = self._tokenizer.decode(
-            self._token_ids.tolist(), skip_special_tokens=self._skips_special_tokens
+        rest = self._rest() if self._held else ""
+        self._held = 0
+        return rest
+
+    # -- helpers, in the order used ---------------------------------------------------------
+
+    def _rest(self) -> str:
+        """The text behind what has left."""
+        if not self._is_apart:
+            sent, text = "".join(self._pieces), self._text(self._token_ids.tolist())
+            if text.startswith(sent):
+                return text[len(sent) :]
+            # No later token changes that. (To decode all tokens again and again takes too long.)
+            self._is_apart = True
+        before, held = self._before(), self._held_ids()
+        start, text = self._text(before), self._text([*before, *held])
+        return text[len(start) :] if text.startswith(start) else self._text(held)
+
+    def _before(self) -> list[int]:
+        """Tokens to decode others behind: tokenizers take the space from the first word."""
+        ids: list[int] = self._tokenizer.encode("a", add_special_tokens=False).ids
+        return ids
+
+    def _held_ids(self) -> list[int]:
+        return self._token_ids[-self._held :].tolist()
+
+    def _text(self, token_ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(
+            token_ids, skip_special_tokens=self._skips_special_tokens
         )
-        sent = "".join(self._pieces)
-        return text[len(sent) :] if text.startswith(sent) else REPLACEMENT
+        return text

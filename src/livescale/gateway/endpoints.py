@@ -23,7 +23,7 @@ from livescale.gateway.answers import json_answer
 from livescale.gateway.errors import ErrorBody
 from livescale.gateway.keys import KeyRing
 from livescale.gateway.sampling import RANGES
-from livescale.gateway.schema import HARMLESS, EmbeddingBody, GenerationBody
+from livescale.gateway.schema import ECHOES, HARMLESS, EmbeddingBody, GenerationBody, Message
 
 Handler = Callable[[Request], Awaitable[ASGIApp]]
 
@@ -112,7 +112,10 @@ def document(endpoints: Sequence[Endpoint], keys: KeyRing) -> dict[str, Any]:
         if issubclass(kind, GenerationBody):
             _add_ranges(schemas[kind.__name__]["properties"])
         if issubclass(kind, GenerationBody | EmbeddingBody):
-            _add_values(schemas[kind.__name__]["properties"])
+            for name, values in HARMLESS.items():
+                schemas[kind.__name__]["properties"].setdefault(name, _only(values))
+    for name, values in ECHOES.items():
+        schemas[Message.__name__]["properties"][name] = _only(values)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         path = endpoint.path.replace(":path}", "}")
@@ -186,7 +189,6 @@ def _add_ranges(properties: dict[str, Any]) -> None:
                 shape |= {"minimum": allowed.low, "maximum": allowed.high}
 
 
-def _add_values(properties: dict[str, Any]) -> None:
-    """Those that are accepted of parameters that are not available."""
-    for name, values in HARMLESS.items():
-        properties.setdefault(name, {"enum": [None, *values]})
+def _only(values: tuple[object, ...]) -> dict[str, Any]:
+    """The shape of what is not available: these values are accepted."""
+    return {"enum": [None, *values]}

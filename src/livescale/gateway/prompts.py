@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from livescale.gateway.backend import ModelCard
 from livescale.gateway.errors import context_length_exceeded, invalid, quoted
-from livescale.gateway.schema import ROLES, ChatBody
+from livescale.gateway.schema import ROLES, ChatBody, refuse_echoes
 from livescale.gateway.text import TextCodec
 
 RawPrompt = str | list[int]
@@ -94,6 +94,7 @@ def check_chat(body: ChatBody) -> None:
                 f"messages[{place}].role",
                 "invalid_value",
             )
+        refuse_echoes(message, place)
     if body.continue_final_message and body.add_generation_prompt:
         raise invalid(
             "continue_final_message and add_generation_prompt exclude each other",
@@ -118,6 +119,7 @@ async def chat_ids(card: ModelCard, codec: TextCodec, body: ChatBody) -> tuple[i
         body.messages,
         add_generation_prompt=body.add_generation_prompt is not False and not is_continued,
         continue_final_message=is_continued,
+        reasoning_effort=body.reasoning_effort,
     )
     # Templates leave parts out, so that only the rendered text shows how long the prompt is.
     check_fits(card, codec, text, "messages")

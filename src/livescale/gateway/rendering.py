@@ -31,6 +31,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from livescale.common.interpreter import module_words
+from livescale.gateway.content_forms import TemplateMessage
 
 RENDERERS_MAX = 4
 """Processes that render at once. They start when they are needed, and then stay."""
@@ -46,11 +47,11 @@ LENGTH_BYTES = 4
 
 
 class Rendering(msgspec.Struct, frozen=True, array_like=True):
-    """A template, and what it renders. `messages` have role, content and perhaps a name."""
+    """A template, and what it renders: `messages`, and `variables` by their names in it."""
 
     source: str
-    special_tokens: dict[str, str]
-    messages: list[dict[str, str]]
+    variables: dict[str, str]
+    messages: list[TemplateMessage]
     add_generation_prompt: bool
 
 
@@ -246,7 +247,7 @@ def _answer(rendering: Rendering) -> Rendered:
             tools=None,
             documents=None,
             add_generation_prompt=rendering.add_generation_prompt,
-            **rendering.special_tokens,
+            **rendering.variables,
         )
         if len(text.encode()) > RENDERED_BYTES_MAX:
             return Rendered(error=f"the text is longer than {RENDERED_BYTES_MAX} bytes")

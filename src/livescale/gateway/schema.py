@@ -6,7 +6,7 @@ are in `answers.py`. Fields beyond OpenAI's have vLLM's names.
 Parameters that are known and not honoured, at one or both endpoints, are accepted with a value that
 changes nothing and refused with any other, because an answer that silently ignores `tools` or
 `response_format` is wrong. Those that no body declares and the list lacks are ignored: load
-generators send their own.
+generators send their own. Fields of messages are known or refused, because a template may read any.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from livescale.gateway.errors import ApiError, invalid, quoted
+from livescale.gateway.errors import ApiError, cut, invalid, quoted
 
 MESSAGES_MAX = 2048
 """Messages of a chat, and parts of a message."""
@@ -29,11 +29,23 @@ STOP_STRINGS_MAX = 16
 STOP_CHARS_MAX = 256
 STOP_TOKEN_IDS_MAX = 256
 LOGIT_BIAS_MAX = 1024
+REASONING_EFFORT_CHARS_MAX = 64
+"""Templates know words such as `low`; which ones is theirs to say."""
 PROMPTS_MAX = 128
 """Prompts of a completion, where they are texts or lists of ids."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
+ABSENT = msgspec.Raw()
+"""Stands for the JSON of what a body does not have."""
+
+
+def _may_be_absent() -> Any:
+    # (As a plain default it could not be described.)
+    return msgspec.field(default_factory=lambda: ABSENT)
+
+
 PositiveInt = Annotated[int, Meta(ge=1)]
+ReasoningEffort = Annotated[str, Meta(min_length=1, max_length=REASONING_EFFORT_CHARS_MAX)]
 StopString = Annotated[str, Meta(min_length=1, max_length=STOP_CHARS_MAX)]
 
 
@@ -99,12 +111,21 @@ class ContentPart(msgspec.Struct, gc=False):
     text: str | None = None
 
 
-class Message(msgspec.Struct, gc=False):
+class Message(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """What templates may read, and behind it what clients send back of an answer: see ECHOES."""
+
     role: Annotated[str, Meta(extra_json_schema={"enum": list(ROLES)})]
     content: str | Annotated[list[ContentPart], Meta(max_length=MESSAGES_MAX)] | None = None
     name: str | None = None
-    #: not available, but a client may send none of them
-    tool_calls: Annotated[list[msgspec.Raw], Meta(max_length=MESSAGES_MAX)] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_call_id: str | None = None
+    annotations: msgspec.Raw = _may_be_absent()
+    audio: msgspec.Raw = _may_be_absent()
+    function_call: msgspec.Raw = _may_be_absent()
+    parsed: msgspec.Raw = _may_be_absent()
+    refusal: msgspec.Raw = _may_be_absent()
+    tool_calls: msgspec.Raw = _may_be_absent()
 
 
 MessageList = Annotated[list[Message], Meta(max_length=MESSAGES_MAX)]
@@ -118,6 +139,7 @@ class ChatBody(GenerationBody, kw_only=True):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
 
 
 HARMLESS: dict[str, tuple[object, ...]] = {
@@ -150,6 +172,7 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "priority": (0,),
     "prompt_embeds": (),
     "prompt_logprobs": (),
+    "reasoning_effort": (),
     "repetition_detection": (),
     "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
@@ -166,8 +189,16 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "web_search_options": (),
 }
 """Values that change nothing, by parameter; null always does nothing."""
-ABSENT = msgspec.Raw()
-"""Stands for the JSON of a parameter that a body does not have."""
+ECHOES: dict[str, tuple[object, ...]] = {
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "parsed": (),
+    "refusal": ("",),
+    "tool_calls": ([],),
+}
+"""And those of the fields that messages of answers have in OpenAI's clients, which send them back
+with the next request: there is nothing in them that a template could be given."""
 LOOKED_AT_BYTES = 4096
 """Values that are longer are refused unseen: none of the harmless ones is."""
 
@@ -175,7 +206,9 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 AnyBody = TypeVar("AnyBody")
 
 _PLACE = re.compile(r"`\$\.?([^`]*)`$")
+_UNKNOWN_FIELD = re.compile(r"unknown field `(.*?)`(?: - at |$)", re.DOTALL)
 _MISSING_FIELD = re.compile(r"required field `(\w+)`")
+_echoes = operator.attrgetter(*ECHOES)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _PLACE_CHARS_MAX = 200
 _SEARCHED_BYTES_MAX = 256 * 1024
@@ -188,6 +221,16 @@ def decode_body(raw: bytes, body_type: type[Body]) -> Body:
     if any(_refusable(body_type)(body)):  # hardly ever
         _refuse_unsupported(body, body_type.__struct_fields__)
     return body
+
+
+def refuse_echoes(message: Message, place: int) -> None:
+    """What an answer's message had is empty in this one. Raises ApiError (400, with param)."""
+    if not any(_echoes(message)):
+        return
+    for name, harmless in ECHOES.items():
+        raw = getattr(message, name)
+        if raw and not _is_harmless(raw, harmless):
+            raise _refusal(f"messages[{place}].{name}", raw, harmless)
 
 
 def decode_as(raw: bytes, body_type: type[AnyBody]) -> AnyBody:
@@ -266,6 +309,11 @@ def _surrogate_place(value: object, place: str) -> str | None:
 
 def _validation_error(error: msgspec.ValidationError) -> ApiError:
     """The error with its place as OpenAI writes it: `messages[0].role`."""
+    unknown = _UNKNOWN_FIELD.search(str(error))
+    if unknown is not None:
+        at = _PLACE.search(str(error))
+        param = ".".join([*([at.group(1)] if at else []), cut(unknown.group(1))])
+        return invalid(f"{param} is not known; leave it out", param, code="unknown_parameter")
     place, missing = _PLACE.search(str(error)), _MISSING_FIELD.search(str(error))
     names = [found.group(1) for found in (place, missing) if found is not None]
     return invalid(str(error), ".".join(names) or None, code="invalid_value")

@@ -31,9 +31,23 @@ class ServedModel:
         """Read the tokenizer's files. Raises ValueError naming what is missing or broken."""
         check_defaults(card)
         try:
-            return cls(card, TextCodec.load(card.directory, work))
+            served = cls(card, TextCodec.load(card.directory, work))
         except OSError as error:
             raise ValueError(f"{card.directory} cannot be read: {error}") from error
+        for warning in served.warnings:
+            log.warning("%s", warning)
+        return served
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What an administrator should know of the model's files though it is served."""
+        left_out = self.codec.left_out
+        if not left_out:
+            return ()
+        return (
+            f"model {self.card.name}: the chat template leaves out what messages say"
+            f" (role {', '.join(left_out)}): it does not reach the model",
+        )
 
 
 class ServedModels:
@@ -85,6 +99,11 @@ class ServedModels:
     def problem(self, name: str) -> str | None:
         """Why an offered model is not served (None: it is, or it is not offered)."""
         return next((p for card, p in self._problems.items() if card.name == name), None)
+
+    def warnings(self, name: str) -> tuple[str, ...]:
+        """What should be known of the files of a model though it is served."""
+        served = self._served.get(name)
+        return () if served is None else served.warnings
 
     def __repr__(self) -> str:
         return f"<ServedModels {', '.join(self._served) or 'none'}>"

@@ -103,6 +103,11 @@ class TextCodec:
                 raise ValueError(f"the chat template of {directory} fails: {error}") from error
         return cls(tokenizer, template, vocabulary, work)
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Roles whose messages' contents the chat template leaves out."""
+        return () if self._template is None else self._template.left_out
+
     async def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of a plain prompt, with the special tokens the tokenizer puts around one."""
         [ids] = await self.encode_all([text], add_special_tokens)
@@ -123,6 +128,7 @@ class TextCodec:
         messages: list[Message],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        reasoning_effort: str | None = None,
     ) -> str:
         """The text of the messages. Raises ApiError (400) without or by the template.
 
@@ -135,7 +141,11 @@ class TextCodec:
             )
         async with self._rendering.holding(1):
             return await template.render(
-                renderers, messages, add_generation_prompt, continue_final_message
+                renderers,
+                messages,
+                add_generation_prompt,
+                continue_final_message,
+                reasoning_effort,
             )
 
     async def decode(self, ids: list[int]) -> str:
@@ -174,6 +184,7 @@ def estimated_messages(messages: list[Message]) -> int:
 
 
 def _texts(message: Message) -> list[str]:
-    if isinstance(message.content, list):
-        return [part.text or "" for part in message.content]
-    return [message.content or ""]
+    """All that may be long, whether or not the template reads it."""
+    content = message.content or ""
+    parts = [content] if isinstance(content, str) else [part.text or "" for part in content]
+    return [*parts, message.reasoning or "", message.reasoning_content or ""]

@@ -18,7 +18,7 @@ from livescale.gateway.answers import json_answer
 from livescale.gateway.backend import ModelCard
 from livescale.gateway.errors import invalid
 from livescale.gateway.prompts import chat_ids, check_chat, check_fits, check_ids
-from livescale.gateway.schema import ChatBody, MessageList, decode_as
+from livescale.gateway.schema import ChatBody, MessageList, ReasoningEffort, decode_as
 from livescale.gateway.served import ServedModel, ServedModels
 from livescale.gateway.text import TextCodec
 
@@ -38,6 +38,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
     return_token_strs: bool | None = None
     # Known to vLLM, and not available here.
     chat_template: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
@@ -123,6 +124,7 @@ async def _ids(codec: TextCodec, card: ModelCard, body: TokenizeBody) -> tuple[i
         messages=body.messages,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
+        reasoning_effort=body.reasoning_effort,
         add_special_tokens=body.add_special_tokens,
     )
     check_chat(chat)

@@ -84,7 +84,8 @@ def prepare_model(
     name = model.name or directory.name
     manifest = read_manifest(directory, name)
     check_modules(directory)
-    tokenizer_warnings = read_tokenizer_warnings(directory, manifest)
+    end_ids = eos_token_ids(directory)
+    tokenizer_warnings = read_tokenizer_warnings(directory, manifest, end_ids)
     spec = model_spec(manifest)
     tokens_max = _model_tokens_max(model, spec)
     parts = manifests_of(model, manifest)
@@ -124,7 +125,7 @@ def prepare_model(
         spec=spec,
         manifest=manifest,
         directory=str(directory),
-        eos_token_ids=eos_token_ids(directory),
+        eos_token_ids=end_ids,
         request_tokens_max=request_tokens_max,
         sampling_defaults=sampling_defaults(directory),
         warnings=(

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from livescale.config.pool import PoolConfig
 from livescale.engine.errors import ModelError
 from livescale.engine.model_config import parse_config
+from livescale.gateway.chat import end_token
 from livescale.gateway.tokenizer_files import foreign_tokens, read_tokenizer
 from livescale.types import Manifest
 
@@ -31,20 +34,47 @@ def kv_warnings(
     )
 
 
-def read_tokenizer_warnings(directory: Path, manifest: Manifest) -> tuple[str, ...]:
-    """Tokens whose ids the embedding does not have. Raises ModelError for a tokenizer that cannot
-    be read: no request could be, either."""
+def read_tokenizer_warnings(
+    directory: Path, manifest: Manifest, eos_token_ids: tuple[int, ...]
+) -> tuple[str, ...]:
+    """Tokens whose ids the embedding does not have, and an end token that ends nothing.
+
+    Raises ModelError for a tokenizer that cannot be read: no request could be, either.
+    """
     vocabulary = parse_config(manifest.config_json, f"config of {manifest.model}").vocab_size
     try:
-        foreign = foreign_tokens(read_tokenizer(directory), vocabulary)
+        tokenizer = read_tokenizer(directory)
+        end = end_token(directory)
     except ValueError as error:
         raise ModelError(str(error)) from error
+    return (
+        *_foreign_warnings(manifest.model, foreign_tokens(tokenizer, vocabulary), vocabulary),
+        *_end_warnings(manifest.model, tokenizer, end, eos_token_ids),
+    )
+
+
+def _foreign_warnings(model: str, foreign: dict[int, str], vocabulary: int) -> tuple[str, ...]:
     if not foreign:
         return ()
     named = [f"{token!r} ({token_id})" for token_id, token in foreign.items()]
     more = f" and {len(named) - _NAMED_TOKENS} more" if len(named) > _NAMED_TOKENS else ""
     return (
-        f"model {manifest.model}: the tokenizer makes token ids that the model does not have"
+        f"model {model}: the tokenizer makes token ids that the model does not have"
         f" (vocab_size is {vocabulary}): {', '.join(named[:_NAMED_TOKENS])}{more}. Prompts with"
         " these tokens are refused",
+    )
+
+
+def _end_warnings(
+    model: str, tokenizer: Tokenizer, end: str | None, eos_token_ids: tuple[int, ...]
+) -> tuple[str, ...]:
+    """Generation ends by ids of the model's files; those of the tokenizer are not asked."""
+    end_id = None if end is None else tokenizer.token_to_id(end)
+    if end_id is None or end_id in eos_token_ids:
+        return ()
+    known = ", ".join(map(str, eos_token_ids)) or "none"
+    return (
+        f"model {model}: the tokenizer's eos_token {end!r} ({end_id}) does not end answers: the"
+        f" eos_token_id of generation_config.json, or else of config.json, is {known}. Add"
+        f" {end_id} to it if answers should end there",
     )
