@@ -10,7 +10,7 @@ from pathlib import Path
 from livescale.config.pool import PoolConfig
 from livescale.engine.errors import ModelError
 from livescale.engine.model_config import parse_config
-from livescale.gateway.tokenizer_files import foreign_tokens, read_tokenizer
+from livescale.gateway.tokenizer_files import TokenizerFiles, foreign_tokens
 from livescale.types import Manifest, ModelSpec
 
 _NAMED_TOKENS = 5
@@ -33,11 +33,11 @@ def kv_warnings(
 
 
 def read_tokenizer_warnings(directory: Path, manifest: Manifest) -> tuple[str, ...]:
-    """Tokens whose ids the embedding does not have. Raises ModelError for a tokenizer that cannot
-    be read: no request could be, either."""
+    """Tokens whose ids the embedding does not have. Raises ModelError for a tokenizer whose files
+    cannot be read or contradict each other: no request could be read, either."""
     vocabulary = parse_config(manifest.config_json, f"config of {manifest.model}").vocab_size
     try:
-        foreign = foreign_tokens(read_tokenizer(directory), vocabulary)
+        foreign = foreign_tokens(TokenizerFiles.read(directory).tokenizer, vocabulary)
     except ValueError as error:
         raise ModelError(str(error)) from error
     if not foreign:
