@@ -162,7 +162,7 @@ texts = st.lists(markers | st.sampled_from([" ", "  ", "\n", "wor", "Ab", "q", "
 
 
 @given(files=variants, text=texts.map("".join))
-@settings(max_examples=examples(1000), deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_files_are_read_as_transformers_reads_them(files: Files, text: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         files.write(Path(name))
@@ -189,7 +189,7 @@ def test_files_are_read_as_transformers_reads_them(files: Files, text: str) -> N
         unique_by=(lambda pair: pair[0], lambda pair: pair[1]),
     ).map(dict),
 )
-@settings(max_examples=examples(600), deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_ids_that_transformers_would_change_are_refused(
     files: Files, moved: dict[str, int]
 ) -> None:

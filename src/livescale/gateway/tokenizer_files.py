@@ -89,7 +89,7 @@ class TokenizerFiles:
         _refuse_contradictions(declared, source, tokenizer, directory / TOKENIZER_FILE)
         if tokenizer.padding is not None:
             special.fields.setdefault("pad_token", tokenizer.padding["pad_token"])
-        named = special.named(known)
+        named = special.named()
         _add_tokens(tokenizer, known, named, special.extra())
         _refuse_gaps(declared, source, tokenizer, directory / TOKENIZER_FILE)
         tokenizer.encode_special_tokens = special.are_split()
@@ -192,18 +192,19 @@ class _SpecialTokens:
             for token, token_id in ids.items()
         }
 
-    def named(self, known: dict[int, AddedToken]) -> dict[str, _Token]:
-        """Tokens by name, with the flags of `known` ones. Raises ValueError for what is none."""
-        flagged = {token.content: token for token in known.values()}
-        named: dict[str, _Token] = {}
-        for name in _NAMES:
-            if self.fields.get(name) is not None:
-                token = _token(self.fields[name], self._path)
-                named[name] = flagged.get(str(token), token)
+    def named(self) -> dict[str, _Token]:
+        """Tokens by name. Raises ValueError for a value that is not a token."""
+        named = {
+            name: _token(self.fields[name], self._path)
+            for name in _NAMES
+            if self.fields.get(name) is not None
+        }
         own = {
             name: value
             for name, value in self.fields.items()
-            if name.endswith("_token") and name not in _NAMES and isinstance(value, _Token | dict)
+            if name.endswith("_token")
+            and name not in _NAMES
+            and (isinstance(value, _Token) or (isinstance(value, dict) and "content" in value))
         }
         for name, value in (own | self._own).items():
             named[name] = _token(value, self._path)
