@@ -241,7 +241,28 @@ def test_a_template_cannot_leave_its_sandbox(tmp_path: Path) -> None:
         TextCodec.load(directory, WORK)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
+def test_a_template_has_the_tokens_of_all_files(tmp_path: Path) -> None:
+    directory = build_model_directory(tmp_path)
+    template = "{{ bos_token }}{{ bos_token[1] }}<|im|>{{ messages[0].content }}"
+    (directory / "chat_template.jinja").write_text(template)
+    (directory / "tokenizer_config.json").unlink()
+    (directory / "special_tokens_map.json").write_text('{"bos_token": "<s>"}')
+    (directory / "added_tokens.json").write_text('{"<|im|>": 320}')
+    codec = TextCodec.load(directory, WORK)
+    ids = asyncio.run(encode_chat(codec, [Message("user", "x")]))
+    assert codec.token_strings(ids) == ["<s>", "s", "<|im|>", "x"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+    ],
+)
 def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
     directory = build_model_directory(tmp_path)
     (directory / name).write_text("{")

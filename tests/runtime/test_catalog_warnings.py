@@ -64,7 +64,6 @@ def test_ids_that_the_embedding_lacks_are_named(
         ),
         ({"tokenizer_config.json": {"eos_token": {"content": "<|user|>"}}}, True),
         ({"tokenizer_config.json": {"eos_token": None}}, False),
-        ({"tokenizer_config.json": {"eos_token": "not a token"}}, False),
     ],
 )
 def test_an_end_token_that_ends_nothing_is_named(
@@ -85,3 +84,16 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(model: Path, tmp_path: Path)
     (model / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read"):
         prepared(model, tmp_path)
+
+
+def test_tokenizer_files_that_contradict_each_other_are_refused_with_both(
+    model: Path, tmp_path: Path
+) -> None:
+    (model / "added_tokens.json").write_text('{"<|im|>": 7}')
+    with pytest.raises(ModelError) as refused:
+        prepared(model, tmp_path)
+    known = Tokenizer.from_file(str(model / "tokenizer.json")).id_to_token(7)
+    assert str(refused.value) == (
+        f"{model}/added_tokens.json and {model}/tokenizer.json contradict each other:"
+        f" the id 7 is '<|im|>' in the former, and {known!r} in the latter"
+    )

@@ -32,7 +32,7 @@ class ModelCard:
     """A model as clients see it.
 
     `model_tokens_max` bounds prompt and generated tokens together; `directory` holds the
-    tokenizer files (tokenizer.json, tokenizer_config.json, chat_template.jinja). Embeddings have
+    files that a tokenizer is read from (`TEXT_FILES`). Embeddings have
     `embedding_size` values (0: the model gives none).
     """
 

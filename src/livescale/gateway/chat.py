@@ -5,9 +5,7 @@ What a template runs in is decided in `rendering.py`. No tokenization here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import jinja2
 
@@ -21,6 +19,7 @@ from livescale.gateway.rendering import (
     compiled,
 )
 from livescale.gateway.schema import Message
+from livescale.gateway.tokenizer_files import TokenizerFiles
 
 _END_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 """Put behind a message that is to be continued, to find its end in the rendered text."""
@@ -41,20 +40,16 @@ class ChatTemplate:
         self._forms = ContentForms()
 
     @classmethod
-    def load(cls, directory: Path) -> ChatTemplate | None:
-        """The template in `directory` (chat_template.jinja, else tokenizer_config.json), if any.
-
-        Raises ValueError, naming the file, when it cannot be read.
-        """
-        config = read_config(directory / "tokenizer_config.json")
-        path = directory / "chat_template.jinja"
-        source = path.read_text("utf-8") if path.is_file() else _template_in(config)
-        if source is None:
+    def of(cls, files: TokenizerFiles) -> ChatTemplate | None:
+        """The template of a model, if it has one. Raises ValueError if it is not a template."""
+        if files.template is None:
             return None
         try:
-            return cls(source, _special_tokens(config))
+            return cls(files.template, files.special_tokens)
         except jinja2.TemplateSyntaxError as error:
-            raise ValueError(f"the chat template of {directory} is not valid: {error}") from error
+            raise ValueError(
+                f"the chat template of {files.directory} is not valid: {error}"
+            ) from error
 
     def try_out(self, renderers: Renderers) -> None:
         """Render short chats, to find out in which form the template takes contents.
@@ -180,40 +175,3 @@ def _texts(message: Message, place: int) -> str | list[str]:
             )
         texts.append(part.text)
     return texts
-
-
-def read_config(path: Path) -> dict[str, object]:
-    """A model's JSON file; empty where there is none. Raises ValueError naming it."""
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} does not hold a JSON object")
-    return config
-
-
-def end_token(directory: Path) -> str | None:
-    """The token that ends what a model says, as the tokenizer's files have it."""
-    return _special_tokens(read_config(directory / "tokenizer_config.json")).get("eos_token")
-
-
-def _template_in(config: dict[str, object]) -> str | None:
-    """The configured template; of several named ones the `default`."""
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
-
-
-def _special_tokens(config: dict[str, object]) -> dict[str, str]:
-    """`bos_token` and its like: plain strings, or objects with `content`."""
-    tokens = {}
-    for key, value in config.items():
-        content = value.get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(content, str):
-            tokens[key] = content
-    return tokens

@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from livescale.gateway.admission import estimated_tokens
-from livescale.gateway.chat import ChatTemplate, read_config
+from livescale.gateway.chat import ChatTemplate
 from livescale.gateway.detokenizing import Detokenizer, Detokenizers
 from livescale.gateway.errors import invalid
 from livescale.gateway.pacing import ByteBudget
@@ -22,10 +22,7 @@ from livescale.gateway.rendering import Renderers
 from livescale.gateway.schema import Message
 from livescale.gateway.spelling import TokenSpelling
 from livescale.gateway.text_bounds import TextBounds
-from livescale.gateway.tokenizer_files import read_tokenizer
-
-TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
-"""All that is read of a model's directory here and in `chat.py`."""
+from livescale.gateway.tokenizer_files import MODEL_FILE, TokenizerFiles, read_json
 
 OFF_LOOP_CHARS = 4096
 """Texts above this length are tokenized in a thread (about 1 ms of work at 3 MB/s)."""
@@ -70,9 +67,6 @@ class TextCodec:
         vocabulary: int,
         work: TextWork,
     ) -> None:
-        # A saved tokenizer may carry training settings that would cut or lengthen prompts.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._template = template
         self._work = work
@@ -85,23 +79,24 @@ class TextCodec:
 
     @classmethod
     def load(cls, directory: Path, work: TextWork | None = None) -> TextCodec:
-        """Read tokenizer.json and what lies beside it, and try the chat template.
+        """Read the tokenizer's files, and try the chat template.
 
-        Raises ValueError naming the file, or what is wrong with the template.
+        Raises ValueError naming the file, two files that contradict each other, or what is wrong
+        with the template.
         """
         work = work or TextWork()
-        tokenizer = read_tokenizer(directory)
+        files = TokenizerFiles.read(directory)
         # The model may know more ids than its tokenizer.
-        vocabulary = read_config(directory / "config.json").get("vocab_size")
+        vocabulary = read_json(directory / MODEL_FILE).get("vocab_size")
         if not isinstance(vocabulary, int):
-            vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
-        template = ChatTemplate.load(directory)
+            vocabulary = files.tokenizer.get_vocab_size(with_added_tokens=True)
+        template = ChatTemplate.of(files)
         if template is not None:
             try:
                 template.try_out(work.renderers)
             except ValueError as error:
                 raise ValueError(f"the chat template of {directory} fails: {error}") from error
-        return cls(tokenizer, template, vocabulary, work)
+        return cls(files.tokenizer, template, vocabulary, work)
 
     @property
     def left_out(self) -> tuple[str, ...]:

@@ -12,8 +12,7 @@ from tokenizers import Tokenizer
 from livescale.config.pool import PoolConfig
 from livescale.engine.errors import ModelError
 from livescale.engine.model_config import parse_config
-from livescale.gateway.chat import end_token
-from livescale.gateway.tokenizer_files import foreign_tokens, read_tokenizer
+from livescale.gateway.tokenizer_files import TokenizerFiles, foreign_tokens
 from livescale.types import Manifest
 
 _NAMED_TOKENS = 5
@@ -39,14 +38,15 @@ def read_tokenizer_warnings(
 ) -> tuple[str, ...]:
     """Tokens whose ids the embedding does not have, and an end token that ends nothing.
 
-    Raises ModelError for a tokenizer that cannot be read: no request could be, either.
+    Raises ModelError for a tokenizer whose files cannot be read or contradict each other: no
+    request could be read, either.
     """
     vocabulary = parse_config(manifest.config_json, f"config of {manifest.model}").vocab_size
     try:
-        tokenizer = read_tokenizer(directory)
-        end = end_token(directory)
+        files = TokenizerFiles.read(directory)
     except ValueError as error:
         raise ModelError(str(error)) from error
+    tokenizer, end = files.tokenizer, files.special_tokens.get("eos_token")
     return (
         *_foreign_warnings(manifest.model, foreign_tokens(tokenizer, vocabulary), vocabulary),
         *_end_warnings(manifest.model, tokenizer, end, eos_token_ids),

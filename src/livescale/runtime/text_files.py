@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from livescale.gateway.text import TEXT_FILES
+from livescale.gateway.tokenizer_files import TEXT_FILES
 from livescale.runtime.protocol import Catalog, CatalogEntry, ModelFilePart, ReadModelFile
 
 _PART_BYTES = 1 << 20
