@@ -88,8 +88,21 @@ def run_poison(options: PoisonOptions, scratch: Path, say: Callable[[str], None]
     except PoolFailed as error:
         raise BenchError(f"the pool did not live to the end: {error}") from error
     play.figures.wrong_tokens = sum(wrong_greedy_tokens(scratch / _STEADY, play.streams.outputs))
-    _attribute(play, read_history(read_record(scratch / "run.jsonl")).losses)
+    history = read_history(read_record(scratch / "run.jsonl"))
+    attribute(play.figures, play.models_ns, history.losses)
     return play.figures
+
+
+def attribute(figures: PoisonFigures, models_ns: Sequence[int], losses: Sequence[Loss]) -> None:
+    """Each lost member is lost to what came last before it was lost: to the prompts, or to the
+    broken model of the last of these times."""
+    for loss in losses:
+        if loss.member == CONTROLLER:
+            continue
+        words = f"{loss.member}: {loss.reason}"
+        before = sum(at_ns <= loss.at_ns for at_ns in models_ns)
+        lost_to = figures.models[before - 1] if before else figures
+        lost_to.losses.append(words)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
@@ -288,16 +301,3 @@ class _Play:
         detail = content["error"]
         answer = f"{response.status_code} {detail['code'] or detail['type']}"
         return response.status_code, answer, detail["message"]
-
-
-def _attribute(play: _Play, losses: Sequence[Loss]) -> None:
-    """Each lost member is lost to what came last before it was lost."""
-    for loss in losses:
-        if loss.member == CONTROLLER:
-            continue
-        words = f"{loss.member}: {loss.reason}"
-        before = sum(at_ns <= loss.at_ns for at_ns in play.models_ns)
-        if before:
-            play.figures.models[before - 1].losses.append(words)
-        else:
-            play.figures.losses.append(words)
