@@ -11,6 +11,7 @@ import asyncio
 import random
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -36,7 +37,7 @@ from livescale.bench.poison_prompts import (
     make_poisoned_model,
 )
 from livescale.bench.poison_report import BrokenFigures, PoisonFigures, PromptFigures
-from livescale.bench.token_checks import Output, wrong_greedy_tokens
+from livescale.bench.token_checks import wrong_greedy_tokens
 from livescale.client.completion import (
     CompletionStream,
     StreamError,
@@ -54,6 +55,7 @@ _STEADY, _WHOLE = "steady", "whole"
 _WORKERS, _SERVING = 4, 2
 _OUTPUT_TOKENS = 192
 _PROMPT_TOKENS = 48
+_PROMPTS = 64
 _PROMPTS_AT_ONCE = 8
 _ASKING = 4
 _SETTLE_S = 1.0
@@ -87,7 +89,10 @@ def run_poison(options: PoisonOptions, scratch: Path, say: Callable[[str], None]
         play = asyncio.run(_start(config, options, scratch, say))
     except PoolFailed as error:
         raise BenchError(f"the pool did not live to the end: {error}") from error
-    play.figures.wrong_tokens = sum(wrong_greedy_tokens(scratch / _STEADY, play.streams.outputs))
+    outputs = play.streams.outputs
+    wrong = wrong_greedy_tokens(scratch / _STEADY, outputs)
+    times = outputs.values()
+    play.figures.wrong_tokens = sum(w * n for w, n in zip(wrong, times, strict=True))
     history = read_history(read_record(scratch / "run.jsonl"))
     attribute(play.figures, play.models_ns, history.losses)
     return play.figures
@@ -157,10 +162,11 @@ async def _start(
 
 
 class _Streams:
-    """Clients that stream one completion after the other, each with a new prompt."""
+    """Clients that stream one completion after the other. There are few prompts, so that few
+    outputs have to be judged: `outputs` counts how often each came."""
 
     def __init__(self, client: httpx.AsyncClient, options: PoisonOptions) -> None:
-        self.outputs: list[Output] = []
+        self.outputs: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
         self.errors: list[str] = []
         #: that were begun
         self.requests = 0
@@ -168,17 +174,19 @@ class _Streams:
         self.is_over = asyncio.Event()
         self._client = client
         self._count = options.streams
-        self._rng = random.Random(f"streams:{options.seed}")
+        rng = random.Random(f"streams:{options.seed}")
+        ids = range(NAN_ID + 1, PRESET.vocab_size)
+        self._prompts = [rng.choices(ids, k=_PROMPT_TOKENS) for _ in range(_PROMPTS)]
 
     async def run(self) -> None:
         await asyncio.gather(*(self._follow() for _ in range(self._count)))
 
     async def _follow(self) -> None:
         while not self.is_over.is_set():
+            ids = self._prompts[self.requests % _PROMPTS]
             self.requests += 1
-            ids = self._rng.choices(range(NAN_ID + 1, PRESET.vocab_size), k=_PROMPT_TOKENS)
             try:
-                self.outputs.append((ids, await self._stream(ids)))
+                self.outputs[tuple(ids), tuple(await self._stream(ids))] += 1
             except (httpx.TransportError, StreamError) as error:
                 self.errors.append(f"{type(error).__name__}: {error}")
 
@@ -235,7 +243,7 @@ class _Play:
             streams.cancel()
         figures, outputs = self.figures, self.streams.outputs
         figures.requests, figures.errors = self.streams.requests, self.streams.errors
-        figures.tokens = sum(len(output) for _, output in outputs)
+        figures.tokens = sum(len(output) * times for (_, output), times in outputs.items())
 
     async def _send_prompts(self) -> None:
         """In turn, some at a time."""
