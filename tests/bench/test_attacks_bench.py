@@ -15,7 +15,7 @@ from livescale.bench.attacks import (
     AttackFigures,
     AttacksReport,
 )
-from livescale.bench.broken_models import Arrival
+from livescale.bench.broken_models import BrokenWay
 from livescale.bench.poison import POISON, attribute
 from livescale.bench.poison_prompts import POISON_PROMPTS
 from livescale.bench.poison_report import BrokenFigures, PoisonFigures, PromptFigures
@@ -93,7 +93,7 @@ def test_poison_prompts_and_broken_models_beside_streams(tmp_path: Path) -> None
 
 def poison_figures() -> PoisonFigures:
     """All is within its bounds."""
-    broken = BrokenFigures("b", Arrival.PUBLISHED, "201", Counter({"503 load_failed": 4}))
+    broken = BrokenFigures("b", BrokenWay.PUBLISHED, "201", Counter({"503 load_failed": 4}))
     broken.losses = ["worker w2.0: died", "worker w2.1: died"]
     return PoisonFigures(
         streams=2,
@@ -161,7 +161,7 @@ def test_what_is_out_of_bounds_with_poison(spoil: Callable[[PoisonFigures], None
 
 def test_a_loss_belongs_to_what_came_last() -> None:
     figures = PoisonFigures(streams=1)
-    figures.models = [BrokenFigures(name, Arrival.PUBLISHED) for name in ("first", "second")]
+    figures.models = [BrokenFigures(name, BrokenWay.PUBLISHED) for name in ("first", "second")]
     losses = [
         Loss(at_ns, member, "died")
         for at_ns, member in ((50, "worker w0.0"), (100, "worker w1.0"), (199, "worker w2.0"))

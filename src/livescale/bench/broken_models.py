@@ -19,7 +19,7 @@ from livescale.engine.checkpoint import INDEX_FILE, SINGLE_FILE
 Weights = dict[str, np.ndarray[Any, Any]]
 
 
-class Arrival(enum.StrEnum):
+class BrokenWay(enum.StrEnum):
     """How a broken model comes to a pool."""
 
     PUBLISHED = "published"
@@ -35,7 +35,7 @@ class BrokenModel:
 
     name: str
     spoil: Callable[[Path], None]
-    arrival: Arrival = Arrival.PUBLISHED
+    arrival: BrokenWay = BrokenWay.PUBLISHED
 
 
 def copy_as_one_file(source: Path, directory: Path) -> None:
@@ -131,7 +131,7 @@ _BIAS = _with_weights(_everywhere("self_attn.q_proj.bias", np.ones((128,), np.fl
 _NO_NORM = _with_weights(_without(".input_layernorm.weight"))
 
 BROKEN_MODELS = (
-    BrokenModel("a byte changes", _with_another_byte, Arrival.CHANGED),
+    BrokenModel("a byte changes", _with_another_byte, BrokenWay.CHANGED),
     BrokenModel("a padding token beyond the vocabulary", _with_a_foreign_padding_token),
     BrokenModel("tables of old checkpoints", _with_weights(_with_tables)),
     BrokenModel("a bias that is switched off", _BIAS),
@@ -145,7 +145,7 @@ BROKEN_MODELS = (
 """Ten, published while the pool runs."""
 
 CONFIGURED_MODELS = tuple(
-    BrokenModel(broken.name, broken.spoil, Arrival.CONFIGURED)
+    BrokenModel(broken.name, broken.spoil, BrokenWay.CONFIGURED)
     for broken in BROKEN_MODELS
     if broken.name
     in {

@@ -23,7 +23,7 @@ import msgspec
 from livescale.bench.broken_models import (
     BROKEN_MODELS,
     CONFIGURED_MODELS,
-    Arrival,
+    BrokenWay,
     BrokenModel,
     copy_as_one_file,
 )
@@ -117,7 +117,7 @@ def _spoiled(scratch: Path, broken: BrokenModel, name: str) -> Path:
     """A directory with the broken model; one that is broken later is whole."""
     directory = scratch / name
     shutil.copytree(scratch / _WHOLE, directory)
-    if broken.arrival is not Arrival.CHANGED:
+    if broken.arrival is not BrokenWay.CHANGED:
         broken.spoil(directory)
     return directory
 
@@ -269,17 +269,17 @@ class _Play:
         """Publish it, if it is not there, ask for it several times at once, and withdraw it."""
         figures = BrokenFigures(broken.name, broken.arrival)
         directory = self.scratch / name
-        if broken.arrival is not Arrival.CONFIGURED:
+        if broken.arrival is not BrokenWay.CONFIGURED:
             _spoiled(self.scratch, broken, name)
         self.models_ns.append(time.monotonic_ns())
         began_s = time.monotonic()
-        if broken.arrival is not Arrival.CONFIGURED:
+        if broken.arrival is not BrokenWay.CONFIGURED:
             asked = {"path": str(directory), "min_replicas": 0}
             status, figures.published, figures.words = await self._ask("/admin/models", asked)
             if status != httpx.codes.CREATED:
                 figures.after_s = time.monotonic() - began_s
                 return figures
-        if broken.arrival is Arrival.CHANGED:
+        if broken.arrival is BrokenWay.CHANGED:
             broken.spoil(directory)
         body = {"model": name, "prompt": [11, 12, 13], "max_tokens": 4}
         for _, answer, words in await asyncio.gather(

@@ -96,7 +96,7 @@ POISON_PROMPTS = (
         "embedding of a row of NaN",
         _EMBEDDINGS,
         lambda number: {"input": [10 + number % (_VOCABULARY - 10), NAN_ID]},
-        (200, 500),
+        (500,),
     ),
 )
 """Sent in turn."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from livescale.bench.broken_models import Arrival
+from livescale.bench.broken_models import BrokenWay
 
 RESTARTS_MAX = 2
 """A broken model costs the pool so many workers at most."""
@@ -39,7 +39,7 @@ class BrokenFigures:
     what it cost."""
 
     name: str
-    arrival: Arrival
+    arrival: BrokenWay
     published: str = ""
     answers: Counter[str] = field(default_factory=Counter)
     words: str = ""
