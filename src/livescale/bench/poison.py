@@ -23,8 +23,8 @@ import msgspec
 from livescale.bench.broken_models import (
     BROKEN_MODELS,
     CONFIGURED_MODELS,
-    BrokenWay,
     BrokenModel,
+    BrokenWay,
     copy_as_one_file,
 )
 from livescale.bench.errors import BenchError
