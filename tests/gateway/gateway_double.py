@@ -50,6 +50,8 @@ EMBEDDING_SIZE = 24
 JSON = {"content-type": "application/json"}
 NEVER_CHOSEN = 7
 """A token with a probability of 0, by the scripted logprobs."""
+NOT_A_NUMBER = 8
+"""A token whose scripted logprob is NaN."""
 TEXT = "the quick brown fox 🦊 jumps over the lazy dog – naïve café 日本語 👩‍👩‍👧"
 SENTENCES = [
     "the quick brown fox jumps over the lazy dog",
@@ -107,6 +109,8 @@ class Script:
     turns_between: int = 12
     #: raised before the prompt is tokenized
     admission: Exception | None = None
+    #: of every input (None: what tells which one it is)
+    embedding: bytes | None = None
 
 
 class Chunk(Value, frozen=True):
@@ -121,11 +125,12 @@ class Chunk(Value, frozen=True):
 
 
 def scripted_logprobs(token_id: int, likely: int | None) -> TokenLogprobs | None:
-    """Some logprobs that tell which token they are for; one of them is minus infinity."""
+    """Some logprobs that tell which token they are for; two of them are no numbers."""
     if likely is None:
         return None
     top = tuple(((token_id + place) % 320, -place / 8 - token_id / 1e3) for place in range(likely))
-    return TokenLogprobs(-math.inf if token_id == NEVER_CHOSEN else -token_id / 1e3, top)
+    odd = {NEVER_CHOSEN: -math.inf, NOT_A_NUMBER: math.nan}
+    return TokenLogprobs(odd.get(token_id, -token_id / 1e3), top)
 
 
 def scripted_embedding(prompt_ids: Sequence[int]) -> bytes:
@@ -193,7 +198,9 @@ class ScriptedStream:
             reason,
             scripted_logprobs(token_id, likely),
             cached_tokens,
-            scripted_embedding(self.request.prompt_ids) if embeds else None,
+            (self.script.embedding or scripted_embedding(self.request.prompt_ids))
+            if embeds
+            else None,
         )
 
     def cancel(self) -> None:

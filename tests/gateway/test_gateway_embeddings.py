@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import struct
 from typing import Any
 
@@ -150,3 +151,17 @@ def test_a_full_queue_and_a_failure_are_told(http: httpx.Client, backend: Script
     assert answer.status_code == 503
     assert answer.json()["error"]["message"] == "the worker is gone"
     assert all(stream.cancelled.wait(5) for stream in backend.streams[-2:])
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_is_no_embedding(
+    value: float, encoding: str, http: httpx.Client, backend: ScriptedBackend
+) -> None:
+    """In JSON it would be null, with status 200."""
+    values = [0.5] * (EMBEDDING_SIZE - 1)
+    backend.script = Script([], embedding=struct.pack(f"<{EMBEDDING_SIZE}f", *values, value))
+    answer = embed(http, input=["a", "b"], encoding_format=encoding)
+    assert answer.status_code == 500
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == ("input", "not_finite")

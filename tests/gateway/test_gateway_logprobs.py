@@ -9,6 +9,7 @@ import openai
 import pytest
 from gateway_double import (
     NEVER_CHOSEN,
+    NOT_A_NUMBER,
     TEXT,
     LocalServer,
     Script,
@@ -192,8 +193,11 @@ def test_streamed_logprobs_are_those_of_the_whole(
         assert len(joined) == answer["usage"]["completion_tokens"]
 
 
-def test_minus_infinity_is_a_number(http: httpx.Client, backend: ScriptedBackend) -> None:
-    backend.script = Script([NEVER_CHOSEN])
+@pytest.mark.parametrize("token_id", [NEVER_CHOSEN, NOT_A_NUMBER])
+def test_what_json_has_not_is_a_number(
+    token_id: int, http: httpx.Client, backend: ScriptedBackend
+) -> None:
+    backend.script = Script([token_id])
     body = {"model": "tiny", "prompt": "x", "max_tokens": 1, "logprobs": 0}
     [choice] = http.post("/v1/completions", json=body).json()["choices"]
     assert choice["logprobs"]["token_logprobs"] == [-9999.0]

@@ -2,7 +2,8 @@
 
 The pool is real (controller, gateway, worker processes, sockets), only its executors are timed.
 The same light client is measured alone and beside an attack in turns, so that what else the machine
-does meets both. The attacker has the least claim to the processor.
+does meets both. The attacker has the least claim to the processor. What attacks workers has a pool
+of its own, which computes (`poison.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from livescale.bench.errors import BenchError
 from livescale.bench.line_process import LineProcess, bench_process
 from livescale.bench.machine import own_cpu_s
 from livescale.bench.made_models import pool_config, target_of
+from livescale.bench.poison import POISON, PoisonOptions, run_poison
+from livescale.bench.poison_report import PoisonFigures
 from livescale.config.pool import PoolConfig
 from livescale.engine.make import PRESETS, make_model
 from livescale.load.slo import percentile
@@ -101,19 +104,27 @@ class AttackFigures:
 
 @dataclass(frozen=True, slots=True)
 class AttacksReport:
-    """All attacks. `shape` says what was run."""
+    """All attacks. `shape` says what was run; `poison` is None where it was not chosen."""
 
     shape: dict[str, object]
     attacks: tuple[AttackFigures, ...]
+    poison: PoisonFigures | None = None
 
     @property
     def is_good(self) -> bool:
-        return all(attack.is_within for attack in self.attacks)
+        is_poison_within = self.poison is None or self.poison.is_within
+        return is_poison_within and all(attack.is_within for attack in self.attacks)
 
     def as_json(self) -> dict[str, object]:
-        return {**self.shape, "attacks": [attack.as_json() for attack in self.attacks]}
+        figures = {**self.shape, "attacks": [attack.as_json() for attack in self.attacks]}
+        return figures if self.poison is None else {**figures, "poison": self.poison.as_json()}
 
     def text(self) -> str:
+        parts = [self._table()] if self.attacks else []
+        parts += [self.poison.text()] if self.poison is not None else []
+        return "\n\n".join(parts)
+
+    def _table(self) -> str:
         lines = [
             f"{'attack':<28} {'alone':>9} {'beside':>9} {'ratio':>6} {'memory':>8} {'cpu':>5}"
             f" {'5xx':>4} {'offered/s':>9} {'answered/s':>10}  answers"
@@ -149,7 +160,8 @@ _WARM_UP_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class AttacksBenchOptions:
-    """What is run. `attacks` are names, or parts of them (none: all)."""
+    """What is run. `attacks` are names, or parts of them (none: all). What comes last is of the
+    poison prompts and broken models."""
 
     attacks: tuple[str, ...] = ()
     rounds: int = 4
@@ -160,35 +172,45 @@ class AttacksBenchOptions:
     prompt_tokens: int = 256
     output_tokens: int = 8
     seed: int = 0
+    streams: int = 16
+    poison_prompts: int = 200
+    broken_models: int = 10
 
 
 def run_attacks(options: AttacksBenchOptions, say: Callable[[str], None]) -> AttacksReport:
-    """Start a pool, measure, stop it. Raises BenchError."""
-    numbers = _chosen(options.attacks)
-    with tempfile.TemporaryDirectory(prefix="livescale-bench-") as scratch:
-        preset = dataclasses.replace(PRESETS["tiny"], model_tokens_max=_MODEL_TOKENS_MAX)
-        make_model(Path(scratch) / _MODEL, preset)
-        config = _config(Path(scratch))
-        say(f"pool: {_WORKERS} timed workers; starting …")
-        figures = asyncio.run(_play(config, options, numbers, say))
+    """Start a pool, measure, stop it, and the same for what attacks workers. Raises BenchError."""
+    numbers, has_poison = _chosen(options.attacks)
+    figures: list[AttackFigures] = []
+    poison = None
+    if numbers:
+        with tempfile.TemporaryDirectory(prefix="livescale-bench-") as scratch:
+            preset = dataclasses.replace(PRESETS["tiny"], model_tokens_max=_MODEL_TOKENS_MAX)
+            make_model(Path(scratch) / _MODEL, preset)
+            config = _config(Path(scratch))
+            say(f"pool: {_WORKERS} timed workers; starting …")
+            figures = asyncio.run(_play(config, options, numbers, say))
+    if has_poison:
+        sizes = (options.streams, options.poison_prompts, options.broken_models, options.seed)
+        with tempfile.TemporaryDirectory(prefix="livescale-bench-") as scratch:
+            poison = run_poison(PoisonOptions(*sizes), Path(scratch), say)
     shape = {key: value for key, value in dataclasses.asdict(options).items() if key != "attacks"}
-    return AttacksReport(shape, tuple(figures))
+    return AttacksReport(shape, tuple(figures), poison)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
-def _chosen(names: tuple[str, ...]) -> list[int]:
-    """Numbers of attacks. Raises BenchError for a name that fits none."""
+def _chosen(names: tuple[str, ...]) -> tuple[list[int], bool]:
+    """Numbers of attacks, and whether workers are attacked. Raises BenchError for a name that fits
+    none."""
+    known = (*(attack.name for attack in BENCH_ATTACKS), POISON)
     for name in names:
-        if not any(name in attack.name for attack in BENCH_ATTACKS):
-            known = ", ".join(attack.name for attack in BENCH_ATTACKS)
-            raise BenchError(f"no attack {name!r}, there are: {known}")
-    return [
-        number
-        for number, attack in enumerate(BENCH_ATTACKS)
-        if not names or any(name in attack.name for name in names)
-    ]
+        if not any(name in attack for attack in known):
+            raise BenchError(f"no attack {name!r}, there are: {', '.join(known)}")
+    *are_chosen, has_poison = (
+        not names or any(name in attack for name in names) for attack in known
+    )
+    return [number for number, is_chosen in enumerate(are_chosen) if is_chosen], has_poison
 
 
 def _config(scratch: Path) -> PoolConfig:

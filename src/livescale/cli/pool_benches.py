@@ -291,16 +291,23 @@ def _add_attacks_arguments(parser: argparse.ArgumentParser) -> None:
     words = "length of the light client's prompts"
     add("--prompt-tokens", type=int, default=defaults.prompt_tokens, metavar="N", help=words)
     add("--seed", type=int, default=defaults.seed, help="of the light client's prompts")
+    words = "streams beside poison prompts and broken models"
+    add("--streams", type=int, default=defaults.streams, metavar="N", help=words)
+    add("--poison-prompts", type=int, default=defaults.poison_prompts, metavar="N", help="how many")
+    words = "broken models that are published, and that are configured (5), at most"
+    add("--broken-models", type=int, default=defaults.broken_models, metavar="N", help=words)
 
 
 def _attacks(arguments: argparse.Namespace) -> int:
-    """A light client alone and beside each attack: what the attack costs others.
+    """A light client alone and beside each attack: what the attack costs others. Then streams
+    beside prompts and models that workers cannot compute.
 
     0 when every attack stayed within its bounds.
     """
     for name in ("rounds", "seconds", "attack_rate", "connections", "light_rate", "prompt_tokens"):
         if getattr(arguments, name) <= 0:
             raise UserError(f"--{name.replace('_', '-')} must be positive")
+    at_least(arguments, 1, "streams", "poison_prompts", "broken_models")
     options = options_of(AttacksBenchOptions, arguments, attacks=tuple(arguments.attack))
     report = run_attacks(options, say)
     return finish(report, arguments, is_good=report.is_good)

@@ -21,7 +21,7 @@ from livescale.gateway.text import TextCodec
 from livescale.types import FinishReason, Value
 
 LOGPROB_LEAST = -9999.0
-"""Stands for minus infinity, which JSON cannot express (as vLLM)."""
+"""Stands for minus infinity and NaN, which JSON cannot express (the former as vLLM)."""
 UNFINISHED = "cancelled"
 """The outcome of a generation that nothing has ended yet."""
 
@@ -284,7 +284,8 @@ def _spelled(
     spelling: TokenSpelling, token_id: int, logprob: float
 ) -> tuple[str, float, list[int]]:
     text, spelled = spelling.of(token_id)
-    return text, max(logprob, LOGPROB_LEAST), list(spelled)
+    # In this order NaN, which JSON has not either, is the least, too.
+    return text, max(LOGPROB_LEAST, logprob), list(spelled)
 
 
 class StopScanner:

@@ -6,6 +6,7 @@ An embedding is a request that ends with its prompt: the one token that comes br
 from __future__ import annotations
 
 import base64
+import math
 import struct
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ import msgspec
 from livescale.gateway import answers
 from livescale.gateway.backend import ModelCard
 from livescale.gateway.choices import Piece, TextRules
-from livescale.gateway.errors import invalid, quoted
+from livescale.gateway.errors import ApiError, invalid, quoted
 from livescale.gateway.replies import Reply, ReplyHead
 from livescale.gateway.sampling import Asked
 from livescale.gateway.schema import PROMPTS_MAX, EmbeddingBody
@@ -56,6 +57,7 @@ class EmbeddingReply(Reply):
         self._is_base64 = is_base64
 
     def whole(self, choices: Sequence[Piece]) -> bytes:
+        """Raises ApiError (500) where the model computes no numbers of an input."""
         tokens = sum(map(len, self.head.prompts))
         body = answers.EmbeddingList(
             **self.head.front,
@@ -67,6 +69,14 @@ class EmbeddingReply(Reply):
     def _values(self, piece: Piece) -> list[float] | str:
         content = piece.embedding
         assert content is not None, f"choice {piece.choice} has no embedding"
-        if self._is_base64:
-            return base64.b64encode(content).decode()
-        return [*struct.unpack(f"<{len(content) // _FLOAT_BYTES}f", content)]
+        values = [*struct.unpack(f"<{len(content) // _FLOAT_BYTES}f", content)]
+        if not all(map(math.isfinite, values)):
+            # In JSON they would be null, in an answer that looks like a good one.
+            raise ApiError(
+                500,
+                f"The model's rows of input {piece.choice} have values that are infinite or not a"
+                " number: it has no embedding",
+                param="input",
+                code="not_finite",
+            )
+        return base64.b64encode(content).decode() if self._is_base64 else values
