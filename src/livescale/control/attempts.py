@@ -6,6 +6,7 @@ Only records; the router's queue is dealt out in the controller's decision.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from livescale.control.config import ControllerConfig
 from livescale.control.model_state import ModelState
@@ -15,6 +16,16 @@ from livescale.messages.commands import FailRequest
 from livescale.messages.events import BatchTaken, RequestArrived, RequestCancelled, RequestEnded
 from livescale.stages import stage_name
 from livescale.types import Outcome, Part, WorkerRef
+
+
+@dataclass(frozen=True, slots=True)
+class _PartnerLost:
+    """A worker ended that was in a team or a pipeline with a leader."""
+
+    at_ns: int
+    reason: str
+    #: one of the requests that the leader had, or had given back, had lost a worker before
+    had_suspect: bool
 
 
 class Attempts:
@@ -31,6 +42,8 @@ class Attempts:
         self._given_up: list[RequestRecord] = []
         #: workers that gateways have lost: whether one of their requests had lost another before
         self._suspected: dict[WorkerRef, bool] = {}
+        #: by leader, the last worker that its requests may have ended
+        self._partners_lost: dict[WorkerRef, _PartnerLost] = {}
         #: the latest end of any request's avoidance of a worker
         self.avoid_until_ns = 0
 
@@ -41,7 +54,7 @@ class Attempts:
             self._failed.append(FailRequest(event.request, f"{event.model} is not served"))
             return True
         if event.request in self._router.requests:
-            return self._announced(self._router.requests[event.request], event)
+            return self._announced(self._router.requests[event.request], event, now_ns)
         if state is None:
             return False
         record = self._router.arrive(
@@ -63,7 +76,7 @@ class Attempts:
             self._router.place(record, event.worker)
         return True
 
-    def _announced(self, record: RequestRecord, event: RequestArrived) -> bool:
+    def _announced(self, record: RequestRecord, event: RequestArrived, now_ns: int) -> bool:
         """The gateway names a request that is known. News is that its attempt is over: it was given
         back, and what the worker sent of that was lost. Or that it had a later attempt: a request
         that failed here was announced once more, for its last attempt but one, before the gateway
@@ -76,7 +89,7 @@ class Attempts:
         if is_later:
             record.attempt, record.moves = event.attempt, event.moves
         else:
-            self._returned(record)
+            self._returned(record, now_ns)
         return True
 
     def taken(self, event: BatchTaken, part: Part | None) -> bool:
@@ -134,7 +147,7 @@ class Attempts:
             # Another worker has taken the attempt over, or that one had, and has ended it.
             if event.outcome is Outcome.RETURNED and event.moves > record.moves:
                 # Its gateway does not know that, and what it sent of the taking was lost.
-                self._returned(record)
+                self._returned(record, now_ns)
                 return True
             has_ended = event.worker == record.lost_taker
             has_ended = has_ended and event.outcome is not Outcome.RETURNED
@@ -145,7 +158,7 @@ class Attempts:
             if event.worker is None:
                 # What the worker sent of that, and of the instance that it may have lost, is late.
                 self._avoid_worker(record, now_ns)
-            self._returned(record)
+            self._returned(record, now_ns)
         else:
             self._router.end(record)
         return True
@@ -158,7 +171,23 @@ class Attempts:
             is_spared = had_suspect and not record.failures
             self._attempt_failed(record, reason, is_spared=is_spared)
         self._suspected.pop(worker, None)
+        self._partners_lost.pop(worker, None)
         return bool(records)
+
+    def partner_lost(self, leader: WorkerRef, now_ns: int, reason: str) -> None:
+        """A worker ended through which requests of the `leader` may have gone. What that gives back
+        about now, before this news or after it, was lost with the worker."""
+        requests = self._router.requests.values()
+        returned = [
+            record
+            for record in requests
+            if record.returned_by == leader and self._is_about(record.returned_ns, now_ns)
+        ]
+        had_suspect = any(r.failures for r in (*returned, *self._router.on_worker(leader)))
+        lost = _PartnerLost(now_ns, reason, had_suspect)
+        self._partners_lost[leader] = lost
+        for record in returned:
+            self._lost_with_partner(record, lost)
 
     def fail_waiting(self, part: Part, reason: str, retry_after_ns: int) -> list[FailRequest]:
         """No request of the part waits any longer. It is tried again after that time."""
@@ -187,12 +216,33 @@ class Attempts:
         record.avoided_until_ns = now_ns + self._config.avoid_ns
         self.avoid_until_ns = max(self.avoid_until_ns, record.avoided_until_ns)
 
-    def _returned(self, record: RequestRecord) -> None:
-        """The instance had to give the attempt up; that is not the request's fault."""
+    def _returned(self, record: RequestRecord, now_ns: int) -> None:
+        """The instance had to give the attempt up; that is not the request's fault, unless a worker
+        ended with it that it went through."""
         if record.is_cancelled:
             self._router.end(record)
-        else:
-            self._router.retry(record)
+            return
+        assert record.worker is not None, f"{record} is nowhere"
+        record.returned_by, record.returned_ns = record.worker, now_ns
+        lost = self._partners_lost.get(record.worker)
+        self._router.retry(record)
+        if lost is not None and self._is_about(lost.at_ns, now_ns):
+            self._lost_with_partner(record, lost)
+
+    def _is_about(self, then_ns: int, now_ns: int) -> bool:
+        """What a worker's partner and the controller see of its end may be so far apart."""
+        return now_ns - then_ns <= self._config.avoid_ns
+
+    def _lost_with_partner(self, record: RequestRecord, lost: _PartnerLost) -> None:
+        """An attempt that was given back ended with a worker; the next one may be under way."""
+        record.returned_by = None
+        if lost.had_suspect and not record.failures:
+            return
+        record.failures += 1
+        if record.worker is None:
+            record.failure = lost.reason
+            record.is_alone = self._has_one_left(record)
+            self._give_up_late(record)
 
     def _had_suspect(self, worker: WorkerRef) -> bool:
         """One of the requests that the worker had when it ended had lost another worker before."""
@@ -212,6 +262,10 @@ class Attempts:
             record.failure = reason
         self._router.retry(record)
         record.is_alone = self._has_one_left(record)
+        self._give_up_late(record)
+
+    def _give_up_late(self, record: RequestRecord) -> None:
+        """When all news is in, if no attempt of the request was left."""
         if record.failures >= self._config.request_attempts_max:
             self._given_up.append(record)
 

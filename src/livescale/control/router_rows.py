@@ -48,6 +48,9 @@ class RequestRecord:
     #: are left alone
     avoided: tuple[WorkerRef, ...] = ()
     avoided_until_ns: int = 0
+    #: who gave the last attempt back, and when
+    returned_by: WorkerRef | None = None
+    returned_ns: int = 0
 
 
 @dataclass(slots=True)

@@ -18,20 +18,22 @@ from livescale.types import ModelSpec, RequestId
 @dataclass(frozen=True, slots=True)
 class _Place:
     """A position that cannot be computed, of which so many tokens are of the prompt. `permille` of
-    the layers lie before the one that fails; a worker ends whatever layers it computes (None)."""
+    the layers, or of the stages, lie before what fails. What is fatal fails in any layer of its
+    stage."""
 
     position: int
     prompt_tokens: int
-    permille: int | None
+    permille: int
+    is_fatal: bool = False
 
     def is_in(self, segment: Segment, run: Run, spec: ModelSpec) -> bool:
         first = segment.first_position
         if not first <= self.position < first + segment.token_count:
             return False
-        if self.permille is None:
-            return True
         if spec.stage is not None:
             return self.permille * spec.stage.count // 1000 == spec.stage.number
+        if self.is_fatal:
+            return True
         return run.span.start <= self.permille * spec.layers // 1000 < run.span.stop
 
 
@@ -55,7 +57,7 @@ class Poison:
         if kind < faults.raising_permille:
             self._raising[request] = _Place(position, row.input_tokens, permille)
         elif kind < faults.raising_permille + faults.killing_permille:
-            self._killing[request] = _Place(position, row.input_tokens, None)
+            self._killing[request] = _Place(position, row.input_tokens, permille, is_fatal=True)
 
     def raises(self, request: RequestId) -> bool:
         """No executor can compute it."""

@@ -19,9 +19,11 @@ _OrderKey = tuple[type[_Order], HoldingId]
 class AnswerChecker:
     """Orders of one life of a controller, and their ends. `failures` gets the lost attempts."""
 
-    def __init__(self, knowledge: Knowledge, failures: FailureChecker) -> None:
+    def __init__(self, knowledge: Knowledge, failures: FailureChecker, about_ns: int) -> None:
+        """`about_ns`: so far apart are a worker's loss and what others give back because of it."""
         self._knowledge = knowledge
         self._failures = failures
+        self._about_ns = about_ns
         self._open: dict[_OrderKey, None] = {}
         self._answered: dict[_OrderKey, None] = {}
         self._ranks: dict[tuple[InstanceId, int], None] = {}
@@ -35,9 +37,15 @@ class AnswerChecker:
         #: requests that are not waited for any more, and those that are over
         self._cancelled: dict[RequestId, None] = {}
         self.over: dict[RequestId, None] = {}
+        #: attempts that were given back last, of which model, and when; and by model, when one was
+        #: lost of several workers that its requests go through
+        self._given_back: dict[RequestId, tuple[int, str, int]] = {}
+        self._partners_lost: dict[str, int] = {}
+        self._now_ns = 0
 
-    def absorb(self, event: events.AnyEvent) -> None:
+    def absorb(self, event: events.AnyEvent, now_ns: int) -> None:
         """Before the knowledge has this event."""
+        self._now_ns = now_ns
         if isinstance(event, events.WorkerJoined):
             for old in self._knowledge.predecessors(event.worker) or ():
                 self._lost(old)
@@ -55,7 +63,7 @@ class AnswerChecker:
                 if event.worker is not None:
                     self.running[event.request] = event.worker
             elif self._is_given_back(event):
-                self._stops(event.request)
+                self._gives_back(event.request)
         elif isinstance(event, events.RequestEnded):
             self._ended(event)
         elif isinstance(event, events.RequestCancelled):
@@ -108,7 +116,7 @@ class AnswerChecker:
         is_returned = event.outcome is Outcome.RETURNED
         if worker and is_current and is_returned and event.moves > self._moves[event.request]:
             # It was taken over, which no gateway could be told.
-            self._stops(event.request)
+            self._gives_back(event.request)
             return
         owners = (None, worker, self._lost_takers.get(event.request))
         if worker is None or not is_current or not (is_lost or event.worker in owners):
@@ -117,7 +125,10 @@ class AnswerChecker:
             return
         if is_lost:
             self._failures.lost(event.request, event.attempt)
-        self._stops(event.request)
+        if is_returned:
+            self._gives_back(event.request)
+        else:
+            self._stops(event.request)
         if event.outcome not in (Outcome.WORKER_LOST, Outcome.RETURNED):
             self.over[event.request] = None
 
@@ -134,6 +145,34 @@ class AnswerChecker:
                 self.running[request] = event.worker
             else:
                 self._lost_takers[request] = event.worker
+
+    def _gives_back(self, request: RequestId) -> None:
+        """What goes through several workers may have been lost with one that does not run it."""
+        attempt, model = self._attempts[request], self._model(self._knowledge.requested[request])
+        self._given_back[request] = (attempt, model, self._now_ns)
+        self._count_lost(request)
+        self._stops(request)
+
+    def _model(self, name: str) -> str:
+        """The whole model of a stage."""
+        spec = self._knowledge.specs.get(name)
+        return name if spec is None or spec.stage is None else spec.stage.model
+
+    def _count_lost(self, request: RequestId) -> None:
+        attempt, model, at_ns = self._given_back[request]
+        lost_ns = self._partners_lost.get(model)
+        if lost_ns is not None and abs(at_ns - lost_ns) <= self._about_ns:
+            self._failures.lost(request, attempt)
+
+    def _partner_lost(self, member: WorkerRef) -> None:
+        for held in self._knowledge.on(member):
+            duty = held.order.duty
+            if duty is not None and (duty.pipelines or duty.team):
+                model = self._model(held.order.model)
+                self._partners_lost[model] = self._now_ns
+                for request, (_, of_model, _) in self._given_back.items():
+                    if of_model == model:
+                        self._count_lost(request)
 
     def _stops(self, request: RequestId) -> None:
         """Its attempt is not under way any more."""
@@ -167,6 +206,7 @@ class AnswerChecker:
 
         One lost rank loses the instance, and with it what its rank 0 was asked.
         """
+        self._partner_lost(member)
         copies = [self._knowledge.ranks(h.order.model, h.copy) for h in self._knowledge.on(member)]
         firsts = [ranks[0].member for ranks in copies if 0 in ranks]
         for key in [key for key in self._open if key[1].member == member]:

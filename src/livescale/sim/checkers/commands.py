@@ -34,7 +34,7 @@ class CommandChecker:
     def __init__(self, config: ControllerConfig, failures: FailureChecker) -> None:
         """`failures` are those of all lives of this controller."""
         self._knowledge = Knowledge(config.models)
-        self._answers = AnswerChecker(self._knowledge, failures)
+        self._answers = AnswerChecker(self._knowledge, failures, config.avoid_ns)
         self._keeps_last = keeps_last(config.placement)
         self._failures = failures
         self._turns = TurnChecker(self._knowledge, self._answers, failures, config.sequences_max)
@@ -62,7 +62,7 @@ class CommandChecker:
                 self._ahead.reported(event)
             if isinstance(event, PROGRESS):
                 continue
-            self._answers.absorb(event)
+            self._answers.absorb(event, now_ns)
             self._failures.absorb(self._failed, now_ns, event)
             self._departures.absorb(event)
             self._totals.absorb(event)
