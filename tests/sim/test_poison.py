@@ -6,6 +6,7 @@ What is broken on purpose is seen by the rule that is named beside it.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -43,6 +44,20 @@ def test_only_poison_fails_where_executors_raise() -> None:
             assert "was lost" not in (line.error or ""), f"seed {seed}: {line}"
     assert failed
     assert finished > 100
+
+
+@pytest.mark.parametrize("seed", [20, 63])
+def test_requests_by_which_workers_of_later_stages_end_are_given_up(seed: int) -> None:
+    """Their leaders live on and give back what went through the stage: for ever, if that counted as
+    no attempt."""
+    world = draw_world(seed)
+    assert any(policy.spec.stage is not None for policy in world.config.controller.models)
+    faults = FaultConfig(until_ns=world.config.faults.until_ns, killing_permille=20)
+    quiet = world.changed(queue_requests_max=10_000, stays=(), changes=())
+    quiet = replace(quiet, config=msgspec.structs.replace(quiet.config, faults=faults))
+    outcomes = Counter(line.outcome for line in run_world(quiet).requests)
+    assert 0 < outcomes[Outcome.FAILED] <= 2
+    assert outcomes[Outcome.FINISHED] > 50
 
 
 def all_of_a_run_fail(patch: pytest.MonkeyPatch) -> None:
