@@ -234,9 +234,11 @@ class Attempts:
         return now_ns - then_ns <= self._config.avoid_ns
 
     def _lost_with_partner(self, record: RequestRecord, lost: _PartnerLost) -> None:
-        """An attempt that was given back ended with a worker; the next one may be under way."""
-        record.returned_by = None
-        if lost.had_suspect and not record.failures:
+        """An attempt that was given back ended with a worker; the next one may be under way, and
+        come back, too, before all is told."""
+        is_told = record.partner_lost_ns == lost.at_ns
+        record.returned_by, record.partner_lost_ns = None, lost.at_ns
+        if is_told or (lost.had_suspect and not record.failures):
             return
         record.failures += 1
         if record.worker is None:

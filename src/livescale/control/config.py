@@ -42,9 +42,10 @@ class ControllerConfig(Value, frozen=True):
     is ordered again after `load_retry_ns`, which doubles with every further one up to
     `load_retry_ns_max`; after `load_failures_max` in a row the model counts as one that cannot
     be loaded, and its requests fail while no instance of it is there. A request whose gateway
-    lost its worker is not sent to that worker again for `avoid_ns`. `multicast` names the
-    planner's strategy, `placement` who keeps host copies. `live_order` is how loading instances
-    work before everything is there (`batching/live_order.py`; "stop-the-world": not at all);
+    lost its worker is not sent to that worker again for `avoid_ns`; what a leader gives back so
+    near to a member's loss was lost with it. `multicast` names the planner's strategy,
+    `placement` who keeps host copies. `live_order` is how loading instances work before
+    everything is there (`batching/live_order.py`; "stop-the-world": not at all);
     loads that are predicted to take no longer than `live_over_ns` are waited for instead, and a
     live instance holds at most `live_ahead_max` requests that neither it nor its source has
     admitted, and two Runs beyond what it computes until the load is over. `pairs` says where it

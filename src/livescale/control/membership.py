@@ -158,7 +158,7 @@ class Membership:
                 failures.died(now_ns, max(plans), self._planning.last_id, reason)
             self._fleet.move(instance, WorkerLost)
             self._attempts.worker_lost(instance.worker, reason)
-            for leader in _leaders(instance.duty):
+            for leader in filter(self._fleet.is_alive, _leaders(instance.duty)):
                 self._attempts.partner_lost(leader, now_ns, reason)
         self._attempts.worker_lost(event.worker, reason)
 

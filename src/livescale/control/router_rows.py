@@ -48,9 +48,10 @@ class RequestRecord:
     #: are left alone
     avoided: tuple[WorkerRef, ...] = ()
     avoided_until_ns: int = 0
-    #: who gave the last attempt back, and when
+    #: who gave the last attempt back, and when; and when the worker was lost that this counted for
     returned_by: WorkerRef | None = None
     returned_ns: int = 0
+    partner_lost_ns: int | None = None
 
 
 @dataclass(slots=True)
