@@ -89,9 +89,9 @@ class StageLead:
         """Its members, but for those that leave."""
         return {stop.partner.instance: stop.partner for stage in self.stages for stop in stage}
 
-    def partner(self, instance: InstanceId) -> Partner | None:
-        """A member, also one that leaves."""
-        return self.partners().get(instance) or self._leaving.get(instance)
+    def everyone(self) -> dict[InstanceId, Partner]:
+        """Its members, and those that leave: something may be on its way through them."""
+        return self._leaving | self.partners()
 
     def take_left(self) -> list[Partner]:
         """Members that were left out and that nothing goes through any more."""
@@ -111,7 +111,6 @@ class StageLead:
     def granted(self, quota: Quota) -> list[SequenceSpec]:
         """A member keeps blocks for what is decided here. Returns requests that these can never
         hold."""
-        self.since_ns = None
         # The first stay's blocks may be kept before the leader is known to know of the member.
         stay = self.stay(quota.member)
         is_of_now = quota.stay == stay or (quota.stay == 0 and stay == 1)

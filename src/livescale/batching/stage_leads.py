@@ -155,7 +155,7 @@ class StageLeads:
         if is_led_here and quota.lead.number > self._newest:
             early = [*self._early_quotas, (peer, quota)]
             self._early_quotas = early[-_EARLY_QUOTAS_MAX:]
-        elif not is_led_here or lead is None or lead.partner(quota.member) is None:
+        elif not is_led_here or lead is None or quota.member not in lead.everyone():
             self._tell(peer, Disbanded(quota.lead))
         else:
             self.take(quota)
@@ -184,7 +184,7 @@ class StageLeads:
         """Nothing reaches this worker, or comes from there. Between two Runs."""
         self._early_quotas = [early for early in self._early_quotas if early[0].worker != worker]
         for lead in [*self._leads.values()]:
-            for instance, partner in [*lead.partners().items()]:
+            for instance, partner in lead.everyone().items():
                 if partner.worker == worker:
                     self._loses(lead, instance, (lead.home.worker, worker))
 
@@ -246,7 +246,7 @@ class StageLeads:
 
     def _member_broke(self, lead: StageLead, message: Broken) -> None:
         """A member goes, or does not reach another one."""
-        members = lead.partners()
+        members = lead.everyone()
         lost = [i for i, partner in members.items() if partner.worker == message.lost]
         member = members.get(message.member)
         if message.lost is None or not lost:
@@ -264,12 +264,12 @@ class StageLeads:
         self, lead: StageLead, instance: InstanceId, between: tuple[WorkerRef, WorkerRef] | None
     ) -> None:
         """Nothing goes through this member any more. Between two Runs."""
-        partner = lead.partner(instance)
+        partner, is_member = lead.everyone().get(instance), instance in lead.partners()
         if partner is None or instance == self._instance:
             return
         self.returned += lead.lost(instance)
         self._tell(partner, Disbanded(lead.lead))
-        if not lead.is_ending:
+        if is_member and not lead.is_ending:
             self.broke = TeamBroke(self._instance, lead.lead.number, between)
 
     def _end(self, lead: StageLead) -> None:
