@@ -14,7 +14,7 @@ from pool_thread import LocalPool, wait_until
 
 from livescale.messages.commands import StartHolding
 from livescale.telemetry.record import RequestLine, StepLine, read_record
-from slowness import patient
+from slowness import patient, patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")
 JSON = {"Content-Type": "application/json"}
@@ -103,7 +103,7 @@ def test_deaths_around_a_published_model(tiny_model: Path, tmp_path: Path) -> No
     tokens = 300
     body = {"model": "new", "prompt": [11, 12, 13], "max_tokens": tokens, "ignore_eos": True}
     body |= {"stream": True, "return_token_ids": True}
-    sizes = {"timed_run_us": 5000, "timed_token_us": 20, "host_memory_bytes": "64MiB"}
+    sizes = {"timed_run_us": patient_ms(5000), "timed_token_us": 20, "host_memory_bytes": "64MiB"}
     with (
         LocalPool(tiny_model, tmp_path, device="timed", workers=3, **sizes) as pool,
         httpx.Client(base_url=pool.url, timeout=patient(WAIT_S), trust_env=False) as client,
