@@ -334,10 +334,6 @@ def given_back_counts_as_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Attempts, "_returned", broken)
 
 
-def what_goes_through_the_lost_counts_for_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Attempts, "partner_lost", lambda *_: None)
-
-
 def attempts_of_earlier_lives_count_as_lost(patch: pytest.MonkeyPatch) -> None:
     arrived = Attempts.arrived
 
@@ -603,7 +599,6 @@ MUTATIONS = [
     Mutation(models_with_instances_are_given_up, "requests of a model with instances wait", 157),
     Mutation(the_first_failed_load_is_the_last, "given up after failed loads", 4),
     Mutation(given_back_counts_as_lost, "after its last attempt is lost", 5),
-    Mutation(what_goes_through_the_lost_counts_for_nothing, "every request ends", 144),
     Mutation(attempts_of_earlier_lives_count_as_lost, "after its last attempt is lost", 194),
     Mutation(loads_that_fail_together_count_each, "given up after failed loads", 157),
     Mutation(deaths_of_those_who_load_do_not_count, "a pause follows a failed load", 5),
