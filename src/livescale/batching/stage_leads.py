@@ -7,6 +7,7 @@ one takes no further requests then, and ends with those that it has.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -42,6 +43,16 @@ class Tell(Protocol):
     def __call__(self, partner: Partner, message: VisitMessage) -> None: ...
 
 
+@dataclass(slots=True)
+class _EarlyQuota:
+    """Of a member that was told of a pipeline before its leader, and since when it waits (None:
+    since the next look at the clock)."""
+
+    peer: Partner
+    quota: Quota
+    since_ns: int | None = None
+
+
 class StageLeads:
     """Of the instance with this number. `config` bounds that alone, `span` is its own; an answer
     is late after `answer_ns` for each Run that may be before the one that is waited for."""
@@ -66,7 +77,7 @@ class StageLeads:
         self._newest = -1
         #: Runs of all pipelines: by their numbers members know the rows of each
         self._runs = 0
-        self._early_quotas: list[tuple[Partner, Quota]] = []
+        self._early_quotas: list[_EarlyQuota] = []
         #: what an answer took that came too late; less with each one that comes
         self._slowest_ns = 0
         self.emitted: list[EmittedTokens] = []
@@ -100,8 +111,8 @@ class StageLeads:
         for number, lead in self._leads.items():
             lead.is_ending = number not in numbers
         early, self._early_quotas = self._early_quotas, []
-        for peer, quota in early:
-            self.take_quota(peer, quota)
+        for one in early:
+            self.take_quota(one.peer, one.quota)
 
     def end_all(self) -> list[tuple[RequestId, int]]:
         """The instance goes. Returns what was here."""
@@ -153,7 +164,7 @@ class StageLeads:
         lead = self._leads.get(quota.lead.number)
         is_led_here = quota.lead.leader == self._instance
         if is_led_here and quota.lead.number > self._newest:
-            early = [*self._early_quotas, (peer, quota)]
+            early = [*self._early_quotas, _EarlyQuota(peer, quota)]
             self._early_quotas = early[-_EARLY_QUOTAS_MAX:]
         elif not is_led_here or lead is None or quota.member not in lead.everyone():
             self._tell(peer, Disbanded(quota.lead))
@@ -182,7 +193,7 @@ class StageLeads:
 
     def lost(self, worker: WorkerRef) -> None:
         """Nothing reaches this worker, or comes from there. Between two Runs."""
-        self._early_quotas = [early for early in self._early_quotas if early[0].worker != worker]
+        self._early_quotas = [one for one in self._early_quotas if one.peer.worker != worker]
         for lead in [*self._leads.values()]:
             for instance, partner in lead.everyone().items():
                 if partner.worker == worker:
@@ -193,9 +204,17 @@ class StageLeads:
         for lead in self._leads.values():
             if lead.is_waiting and lead.since_ns is None:
                 lead.since_ns = now_ns
+        for one in self._early_quotas:
+            if one.since_ns is None:
+                one.since_ns = now_ns
 
     def look(self, now_ns: int) -> None:
-        """Between two Runs: answers that are late, and members that are not needed any more."""
+        """Between two Runs: answers that are late, and members that are not needed any more. A
+        pipeline of which no order came may never have begun: a next controller did not go on with
+        it. If the order comes, its members are told again."""
+        for one in [one for one in self._early_quotas if self._is_late(one, now_ns)]:
+            self._early_quotas.remove(one)
+            self._tell(one.peer, Disbanded(one.quota.lead))
         for lead in [*self._leads.values()]:
             late_ns = self._late_ns(lead)
             if late_ns is not None and now_ns >= late_ns:
@@ -212,7 +231,10 @@ class StageLeads:
 
     def deadline_ns(self) -> int | None:
         """When an answer is late."""
-        late = (self._late_ns(lead) for lead in self._leads.values())
+        late = [self._late_ns(lead) for lead in self._leads.values()]
+        late += [
+            one.since_ns + self._answer_ns for one in self._early_quotas if one.since_ns is not None
+        ]
         return min((late_ns for late_ns in late if late_ns is not None), default=None)
 
     # -- what can be asked ----------------------------------------------------------------------
@@ -253,6 +275,9 @@ class StageLeads:
             self._loses(lead, message.member, None)
         else:
             self._loses(lead, lost[0], (member.worker, message.lost) if member else None)
+
+    def _is_late(self, early: _EarlyQuota, now_ns: int) -> bool:
+        return early.since_ns is not None and now_ns >= early.since_ns + self._answer_ns
 
     def _late_ns(self, lead: StageLead) -> int | None:
         """When the answer that it waits for is late (None: it waits for none)."""
