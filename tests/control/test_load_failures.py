@@ -8,16 +8,20 @@ from hypothesis import strategies as st
 from stories import (
     DEVICE,
     MS,
+    SPEC,
     H,
     W,
     arrived,
     copies_of,
     host_joined,
     joined,
+    load_order,
     loaded,
     loads_of,
     make_controller,
     make_policy,
+    rejoined,
+    report,
     serving,
     step,
     whole,
@@ -280,3 +284,30 @@ def test_a_model_whose_copy_in_memory_cannot_be_loaded_is_given_up() -> None:
             now_ns = controller.models["m"].load_failures.blocked_until_ns
             commands = step(controller, now_ns, Tick())
     assert failed(commands) == ["r"]
+
+
+@given(failing=st.integers(0, 2), there=st.sets(st.integers(0, 2), min_size=1))
+def test_a_load_of_an_earlier_life_fails_though_not_all_its_ranks_have_joined(
+    failing: int, there: set[int]
+) -> None:
+    """The next one waits, as after every load that fails."""
+    spec = msgspec.structs.replace(SPEC, tp_size=3)
+    policy = make_policy(least=1, spec=spec)
+    controller = make_controller(
+        3,
+        models=(policy,),
+        epoch=1,
+        load_retry_ns=RETRY_NS,
+        load_retry_ns_max=RETRY_NS,
+        settle_ns=MS,
+    )
+    orders = [
+        load_order(7, W[rank], 7, None, rank=rank, workers=(W[0], W[1], W[2])) for rank in range(3)
+    ]
+    ranks = sorted(there | {failing})
+    step(controller, 0, *[rejoined(report(orders[rank], watermark=1)) for rank in ranks])
+    step(controller, 1, HoldingFailed(orders[failing].holding, "the file is wrong"))
+    others = [worker for rank, worker in enumerate(W[:3]) if rank not in ranks]
+    assert not loads_of(step(controller, 2 * MS, *joined(*others, *W[3:6])))
+    assert controller.status().models["m"].failed_loads == 1
+    assert loads_of(step(controller, 1 + RETRY_NS, Tick())), "the pause is over"

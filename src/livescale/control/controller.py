@@ -273,19 +273,28 @@ class Controller:
                 self._commands += self.attempts.fail_waiting(part, reason, left_ns)
 
     def _let_go(self) -> None:
-        """Withdrawn models of which nothing is left are forgotten."""
-        for name in list(self._leaving):
-            model = self.models[name]
-            is_busy = self.wishes.requests_of(model, self.models)
-            if not is_busy and not self.pool.has_any(name):
-                del self.models[name], self._leaving[name]
-                self.wishes.forget_model(model)
-                self.host_copies.forget_model(name)
-                self.pool.forget_model(name)
-                for part in model.keys:
-                    self.fleet.forget_part(part)
-                self.planning.forget_model(name)
-                self._commands.append(ModelGone(name))
+        """Withdrawn models of which nothing is left are forgotten: stages together with the last
+        of their line, since a request that is still announced needs all of them."""
+        leaving = [self.models[name] for name in self._leaving]
+        staying = {model.spec.offered_as: None for model in leaving if self._is_left(model)}
+        for model in leaving:
+            if model.spec.offered_as not in staying:
+                self._forget_model(model)
+                self._commands.append(ModelGone(model.name))
+
+    def _is_left(self, model: ModelState) -> bool:
+        """Requests need the model, or bytes of it are somewhere."""
+        return bool(self.wishes.requests_of(model, self.models)) or self.pool.has_any(model.name)
+
+    def _forget_model(self, model: ModelState) -> None:
+        name = model.name
+        del self.models[name], self._leaving[name]
+        self.wishes.forget_model(model)
+        self.host_copies.forget_model(name)
+        self.pool.forget_model(name)
+        for part in model.keys:
+            self.fleet.forget_part(part)
+        self.planning.forget_model(name)
 
     def _dispatch(self, state: PartState) -> None:
         routes = self.teams.routes(state, self.roles.routes(self._now_ns, state))

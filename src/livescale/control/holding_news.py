@@ -141,11 +141,14 @@ class HoldingNews:
         self._loads.fail_readers(holding.member, holding.order.model)
         copy = self._pool.copy_of(holding)
         is_first, instance = not copy.is_given_up, self._instance_of(copy)
+        # Of an earlier life's instance a rank may fail before all have joined: its load has failed.
+        is_incomplete = copy.instance is not None and self._pool.is_incomplete(copy.instance)
         self._pool.move(holding, HoldingFailed)
         has_copy = False
         if instance is not None and is_first:
             self._fleet.move(instance, HoldingFailed)
-            state = self._states[copy.model]
+        state = self._states.get(copy.model)
+        if state is not None and is_first and (instance is not None or is_incomplete):
             failures, has_copy = state.load_failures, self._planning.has_copy(state)
         elif holding.member in self._pool.guests:
             failures = self._guests.failures_of(holding.member)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from livescale.batching.live_batcher import LiveBatcher
 from livescale.batching.live_messages import Handover, KvLayer, Promised, Pull
-from livescale.batching.run import BatchKey, Run
+from livescale.batching.run import BatchKey, Run, Segment
 from livescale.batching.stage_batcher import StageBatcher
 from livescale.batching.team_batcher import TeamBatcher
 from livescale.member.effects import Execute, Materialize, TakeOver, WriteKv
@@ -188,9 +188,20 @@ class LiveChecker:
             part = parts.pop((segment.request, segment.attempt), None)
             if part is None or segment.first_position < part.tokens:
                 continue  # never in a live batch here, or computed anew
+            if self._found_in_index(instance, segment):
+                continue  # begun anew, without what was to come
             is_computed = part.next_layer == run.span.stop
             require(is_computed, "a request decodes after its last layer", instance, segment, part)
             require(not part.kv_missing, "a request decodes when its KV is there", segment, part)
+
+    def _found_in_index(self, instance: InstanceId, segment: Segment) -> bool:
+        """All KV that the segment reads was written here, by Runs of the whole model: blocks get
+        their key then. Blocks that KV was to come into have none."""
+        [member] = [m for m in self._members.values() if m.instance == instance]
+        pool = live_batcher_of(member.hosted).batcher.pool
+        read = segment.block_table[: pool.blocks_for(segment.first_position)]
+        is_full = segment.first_position == len(read) * pool.block_tokens
+        return is_full and all(pool.key_of(block) is not None for block in read)
 
     def _runs_part(self, instance: InstanceId, run: Run) -> None:
         parts = self._parts.setdefault(instance, {})
