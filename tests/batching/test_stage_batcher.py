@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 
 from livescale.batching.batcher import Batcher, BatcherConfig
 from livescale.batching.live_batch import LiveLimits
-from livescale.batching.run import SequenceSpec
+from livescale.batching.live_messages import (
+    Declined,
+    Gone,
+    Handover,
+    KvWanted,
+    LiveMessage,
+    Offer,
+    Parted,
+    Promised,
+    Pull,
+)
+from livescale.batching.run import BatchKey, SequenceSpec
 from livescale.batching.stage_batcher import StageBatcher
 from livescale.routes import Partner, Pipeline, TeamMember
 from livescale.types import LayerSpan, SamplingParams, StageOf, WorkerRef
@@ -175,3 +186,28 @@ def test_a_pipeline_that_another_instance_led_is_over() -> None:
     line.wires.pop((0, 1))
     line.rest()
     assert line.at[3].batcher.pool.used == 0
+
+
+KEY = BatchKey(7, 1)
+
+
+@pytest.mark.parametrize(
+    ("message", "answer"),
+    [
+        (Offer(5, KEY, (3,), (9,)), Parted(7)),
+        (Pull(KEY), Gone(KEY)),
+        (KvWanted(KEY, 1), Gone(KEY)),
+        (Promised(KEY), Declined(KEY)),
+        (Handover(KEY, (SequenceSpec("r", 1, (1, 2), SamplingParams(8)),), 1), Declined(KEY)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_was_meant_for_the_instance_before_is_answered(
+    message: LiveMessage, answer: LiveMessage
+) -> None:
+    """Its worker took batches over, and serves a stage of another model when they come."""
+    member = Line().at[3]
+    peer = WorkerRef(9)
+    assert member.expected_tokens(peer, message) is None
+    member.take_message(peer, message, 0)
+    assert member.take_outbox(0) == [(peer, answer)]

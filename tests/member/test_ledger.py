@@ -321,6 +321,20 @@ def test_a_later_controller_is_told_of_ends_too() -> None:
     assert [type(effect) for effect in ledger.failed("s", "no")] == [Finish]
 
 
+def test_of_what_was_taken_over_a_later_controller_is_told_the_end() -> None:
+    """It dispatched the attempt itself; who took that over may still be with the one before."""
+    for controllers in (1, 2):
+        ledger = Ledger()
+        for _ in range(controllers):
+            ledger.controller_joined()
+        ledger.open("r")
+        ledger.dispatched(Dispatch("r", 1, 7, A), is_reachable=True)
+        ledger.reported(B, AttemptTaken("r", 1, 1))
+        _, effects = ledger.came(B, "r", 1, index=0, count=3, is_last=True)
+        told = [RequestEnded("r", 1, Outcome.FINISHED, 3)] if controllers > 1 else []
+        assert effects == [*told, finish(Outcome.FINISHED, attempts=1, owner=B, tokens=3)]
+
+
 def test_the_taker_with_more_moves_owns_the_attempt() -> None:
     ledger = run_by(A)
     assert ledger.reported(A, AttemptTaken("r", 1, 2)) == []

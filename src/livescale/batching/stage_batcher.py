@@ -18,7 +18,7 @@ import msgspec
 from livescale.batching.batcher import Batcher
 from livescale.batching.faulty_runs import FaultyRequest
 from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_messages import Handover, LiveMessage, UnexpectedMessage, refusal
+from livescale.batching.live_messages import LiveMessage, UnexpectedMessage, refusal
 from livescale.batching.live_pace import LivePace
 from livescale.batching.run import BatchKey, EmittedTokens, Run, SequenceSpec
 from livescale.batching.serving import Capabilities, KvPlaces, Serving
@@ -201,8 +201,6 @@ class StageBatcher(Serving):
             self.leads.take_quota(Partner(message.member, peer), message)
         elif isinstance(message, VisitMessage):
             self._take(message)
-        elif isinstance(message, Handover):
-            raise UnexpectedMessage("an instance of a stage takes no batches over")
         elif (answer := refusal(message)) is not None:
             self._outbox.append((peer, answer))
         return None

@@ -114,6 +114,8 @@ class Ledger:
         self._entries: dict[RequestId, Entry] = {}
         #: orders of controllers that it does not admit change nothing
         self.fence = Fence()
+        #: controllers that were met
+        self._controllers = 0
         #: messages to forget an attempt, the latest last
         self._forgets: dict[tuple[WorkerRef, RequestId, int], None] = {}
 
@@ -152,6 +154,7 @@ class Ledger:
         over."""
         if self.fence.meet(epoch) is not None:
             return ()
+        self._controllers += 1
         for entry in self:
             entry.is_announced_again = True
         return [_announced(entry) for entry in self]
@@ -264,8 +267,10 @@ class Ledger:
     def _end(self, entry: Entry, outcome: Outcome, reason: str) -> list[LedgerEffect]:
         del self._entries[entry.request]
         effects: list[LedgerEffect] = []
-        if entry.is_announced_again and entry.owner is not None:
-            # The worker's report may have gone to the controller before this one.
+        # The worker's report may have gone to the controller before this one: so may that of a
+        # worker that took the attempt over since, and has not met this one yet.
+        is_elsewhere = entry.is_announced_again or (entry.moves > 0 and self._controllers > 1)
+        if is_elsewhere and entry.owner is not None:
             effects.append(RequestEnded(entry.request, entry.attempt, outcome, entry.tokens))
         finish = Finish(
             request=entry.request,

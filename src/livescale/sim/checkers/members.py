@@ -17,6 +17,7 @@ from livescale.messages.commands import (
 )
 from livescale.messages.events import (
     AnyEvent,
+    BatchTaken,
     CoresChanged,
     HoldingCompleted,
     HoldingFailed,
@@ -49,6 +50,8 @@ class MemberChecker:
         self._gone: dict[str, None] = {}
         #: what members have given up by themselves
         self._failed: dict[HoldingId, None] = {}
+        #: who took attempts over last, as it reported
+        self._taker: dict[tuple[RequestId, int], WorkerRef] = {}
         #: when a member refused the model last
         self._refused_ns: dict[str, int] = {}
 
@@ -70,6 +73,9 @@ class MemberChecker:
         yet."""
         if isinstance(event, HoldingFailed):
             self._failed[event.holding] = None
+        if isinstance(event, BatchTaken):
+            taken = [(request, attempt) for request, attempt, _ in event.requests]
+            self._taker.update(dict.fromkeys(taken, member))
         if isinstance(event, RoleChanged):
             is_told = event.role in self._told.get(event.holding, {})
             is_new = event.role is not self._roles[event.holding]
@@ -143,7 +149,10 @@ class MemberChecker:
             require(order.holding == held, "a worker drops what it holds", order, held)
         # A model may be gone for a controller that a worker with requests finds very late.
         if is_whole and model not in self._gone and instance is not None and instance.is_loaded:
-            asked = [attempt for attempt in instance.serving.requests() if attempt not in taken]
+            # The controller may learn before the giver that its requests were taken over.
+            worker = order.holding.member
+            own = [a for a in instance.serving.requests() if a not in taken]
+            asked = [a for a in own if self._taker.get(a, worker) == worker]
             require(not asked, "an instance with requests is not released", order, asked)
 
     # -- helpers --------------------------------------------------------------------------------
