@@ -31,7 +31,9 @@ def with_stages(world: SwarmWorld) -> SwarmWorld:
     whole = replace(whole, scaling=_scaling(whole, random.Random(f"by queues {world.seed}")))
     models = (*_staged(whole, specs, rng), *config.controller.models[1:])
     needed = sum(max(p.instances_min, 1) * p.spec.tp_size for p in models)
-    more = max(needed + rng.randint(0, 3) - config.workers, 0)
+    added = [change.added for change in config.changes if change.added is not None]
+    to_come = sum(policy.instances_min * policy.spec.tp_size for policy in added)
+    more = max(needed + max(rng.randint(0, 3), to_come) - config.workers, 0)
     devices = (*config.devices, *((config.devices[0],) * more))
     changes = [
         staged for change in config.changes for staged in _changes(change, whole, specs, rng)
