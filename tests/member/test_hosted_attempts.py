@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from livescale.batching.batcher import Batcher, BatcherConfig
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.run import SequenceSpec
+from livescale.batching.run import EmittedTokens, SequenceSpec
 from livescale.member.attempts import HostedAttempts
 from livescale.member.effects import Answer, Effect, Report
 from livescale.messages.attempts import (
@@ -16,7 +16,7 @@ from livescale.messages.attempts import (
     AttemptTaken,
 )
 from livescale.messages.events import RequestEnded
-from livescale.types import LayerSpan, Outcome, SamplingParams, WorkerRef
+from livescale.types import FinishReason, LayerSpan, Outcome, SamplingParams, WorkerRef
 
 OWN = WorkerRef(0)
 LONG_NS = 10**15
@@ -136,3 +136,19 @@ def test_a_new_controller_is_told_what_was_taken_and_given_back_without_a_gatewa
     words.controller = []
     hosted.met_controller()
     assert words.controller == ended[:1]
+
+
+@given(moves=st.integers(1, 3), is_one=st.booleans())
+def test_what_ends_in_a_run_while_its_gateway_is_cut_off_is_to_run_elsewhere(
+    moves: int, is_one: bool
+) -> None:
+    """It may not know that the attempt was taken over, and would wait for the worker before."""
+    words = Effects()
+    hosted = HostedAttempts(OWN, words.emit, LONG_NS)
+    hosted.taken("g", spec("r", 1, moves), is_decoding=False)
+    hosted.cut_off("g", "r" if is_one else None)
+    hosted.emitted([EmittedTokens("r", 1, 0, (5, 6, 7), FinishReason.LENGTH)])
+    ended = RequestEnded("r", 1, Outcome.RETURNED, 0, OWN, moves)
+    assert words.controller == [ended]
+    hosted.met_controller()
+    assert words.controller == [ended, ended]

@@ -50,6 +50,8 @@ class HostedAttempts:
         self._unknown: deque[RequestEnded] = deque(maxlen=_GIVEN_MAX)
         #: of what was taken over, how often
         self._moves: dict[RequestId, int] = {}
+        #: what was taken over, and its gateway cannot be reached: nobody reads its tokens
+        self._cut_off: dict[RequestId, None] = {}
 
     # -- the instance ---------------------------------------------------------------------------
 
@@ -64,6 +66,7 @@ class HostedAttempts:
             self._give_back(self._gateway_of[request], request, attempt)
         self._gateway_of.clear()
         self._moves.clear()
+        self._cut_off.clear()
         self._instance = self._serving = None
 
     def gateway_of(self, request: RequestId) -> str:
@@ -112,10 +115,15 @@ class HostedAttempts:
         can tell whether that lives."""
         moves = self._moves.get(request, 0)
         if self._gateway_of.get(request) == gateway and self.disown(request, attempt):
-            ended = RequestEnded(request, attempt, Outcome.RETURNED, 0, self._worker, moves)
-            if moves:
-                self._unknown.append(ended)
-            self._emit(Report(ended))
+            self._returns_unheard(request, attempt, moves)
+
+    def cut_off(self, gateway: str, request: RequestId | None = None) -> None:
+        """As `gateway_gone` and (with a `request`) `gateway_unknown`, which may have to wait for
+        the Run in flight: what ends with that has ended for nobody, if the gateway may not know
+        that it was taken over."""
+        requests = list(self._moves) if request is None else [request]
+        cut_off = [r for r in requests if self._gateway_of.get(r) == gateway]
+        self._cut_off.update(dict.fromkeys(cut_off))
 
     def met_controller(self) -> None:
         """A controller that is new knows of attempts what their gateways know."""
@@ -173,15 +181,30 @@ class HostedAttempts:
             self._emit(Emit(gateway, its))
         for tokens in emitted:
             if tokens.finish_reason is not None:
-                self._leaves(tokens.request)
-                count = tokens.index + len(tokens.token_ids)
-                self._end(tokens.request, tokens.attempt, Outcome.FINISHED, count)
+                self._finishes(tokens)
 
     # -- helpers, in the order used -------------------------------------------------------------
+
+    def _finishes(self, last: EmittedTokens) -> None:
+        request, attempt = last.request, last.attempt
+        is_heard, moves = request not in self._cut_off, self._moves.get(request, 0)
+        self._leaves(request)
+        if is_heard:
+            self._end(request, attempt, Outcome.FINISHED, last.index + len(last.token_ids))
+        else:
+            self._returns_unheard(request, attempt, moves)
+
+    def _returns_unheard(self, request: RequestId, attempt: int, moves: int) -> None:
+        """The attempt is to run elsewhere. If it was taken over, its gateway may not know that."""
+        ended = RequestEnded(request, attempt, Outcome.RETURNED, 0, self._worker, moves)
+        if moves:
+            self._unknown.append(ended)
+        self._emit(Report(ended))
 
     def _leaves(self, request: RequestId) -> str:
         """The request is not here any more. Returns its gateway."""
         self._moves.pop(request, None)
+        self._cut_off.pop(request, None)
         return self._gateway_of.pop(request)
 
     def _forget_old(self, now_ns: int) -> None:

@@ -116,6 +116,7 @@ class Member:
         self._now_ns = now_ns
         self._holdings.begin_step()
         _meet_all(self._fence, news)
+        self._cut_off_all(news)
         for one in news:
             self._absorb(one)
         if self.instance is not None:
@@ -142,6 +143,14 @@ class Member:
             waiting, self.waiting = self.waiting, []
             for later in waiting:
                 self._absorb(later)
+
+    def _cut_off_all(self, news: Sequence[inputs.MemberInput]) -> None:
+        """Before Runs that end: whose tokens nobody reads any more."""
+        for one in news:
+            if isinstance(one, inputs.GatewayUnknown):
+                self._attempts.cut_off(one.gateway, one.request)
+            elif isinstance(one, inputs.GatewayGone):
+                self._attempts.cut_off(one.gateway)
 
     @property
     def _is_running(self) -> bool:
