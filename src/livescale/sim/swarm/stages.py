@@ -34,7 +34,12 @@ def with_stages(world: SwarmWorld) -> SwarmWorld:
     added = [change.added for change in config.changes if change.added is not None]
     to_come = sum(policy.instances_min * policy.spec.tp_size for policy in added)
     more = max(needed + max(rng.randint(0, 3), to_come) - config.workers, 0)
-    devices = (*config.devices, *((config.devices[0],) * more))
+    # A stage takes any device that it fits on, and stays where a larger one then lacks room.
+    largest = max(spec.size_bytes for spec in specs)
+    devices = tuple(
+        replace(one, arena_bytes=max(one.arena_bytes, largest))
+        for one in (*config.devices, *((config.devices[0],) * more))
+    )
     changes = [
         staged for change in config.changes for staged in _changes(change, whole, specs, rng)
     ]
