@@ -26,6 +26,7 @@ from livescale.routes import Duty, Partner
 from livescale.types import InstanceId, InstanceState, Part, Value, WorkerRef
 
 _STORY_MAX = 32
+_LEADERS_MAX = 32
 
 TRANSITIONS: dict[InstanceState, dict[type[Value], InstanceState]] = {
     InstanceState.STARTING: {
@@ -106,14 +107,23 @@ class Instance:
     prefill_tokens: int = 0
     prefill_ns: int = 0
     stage_counts: StageCounts | None = None
+    #: of pipelines and teams that the instance was in: their requests may still go through it
+    past_leaders: deque[WorkerRef] = field(default_factory=lambda: deque(maxlen=_LEADERS_MAX))
     story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_MAX))
 
     def change(self, duty: Duty) -> ChangeDuty:
         """From now on this is its duty. Rank 0 is told: it alone deals with other instances."""
+        gone = [leader for leader in _leaders(self.duty) if leader not in _leaders(duty)]
+        self.past_leaders.extend(gone)
         self.duty = duty
         for holding in self.copy.ranks.values():
             holding.order = msgspec.structs.replace(holding.order, duty=duty)
         return ChangeDuty(self.copy.ranks[0].order.holding, duty)
+
+    @property
+    def leaders(self) -> list[WorkerRef]:
+        """Other workers whose requests go, or may still go, through the instance."""
+        return list(dict.fromkeys([*_leaders(self.duty), *self.past_leaders]))
 
     @property
     def id(self) -> InstanceId:
@@ -167,3 +177,10 @@ class Instance:
             f" on {'+'.join(map(str, self.workers))},"
             f" {self.watermark}/{self.part.span.stop} layers, {self.running} requests>"
         )
+
+
+def _leaders(duty: Duty) -> list[WorkerRef]:
+    led = [pipeline.leader.worker for pipeline in duty.pipelines]
+    if duty.team is not None:
+        led.append(duty.team.leader.worker)
+    return [leader for leader in led if leader not in duty.workers]

@@ -19,7 +19,6 @@ from livescale.control.planning import Planning
 from livescale.control.pool import ParameterPool
 from livescale.messages.commands import ReleaseHolding
 from livescale.messages.events import AgentJoined, HoldingReport, WorkerJoined, WorkerLost
-from livescale.routes import Duty
 from livescale.types import Role, WorkerRef
 
 
@@ -158,7 +157,7 @@ class Membership:
                 failures.died(now_ns, max(plans), self._planning.last_id, reason)
             self._fleet.move(instance, WorkerLost)
             self._attempts.worker_lost(instance.worker, reason)
-            for leader in filter(self._fleet.is_alive, _leaders(instance.duty)):
+            for leader in filter(self._fleet.is_alive, instance.leaders):
                 self._attempts.partner_lost(leader, now_ns, reason)
         self._attempts.worker_lost(event.worker, reason)
 
@@ -166,14 +165,6 @@ class Membership:
 def _role_of(copy: Copy) -> Role:
     duty = copy.ranks[0].order.duty
     return Role.UNIFIED if duty is None else duty.role
-
-
-def _leaders(duty: Duty) -> list[WorkerRef]:
-    """Other workers whose requests go through the instance that has the duty."""
-    led = [pipeline.leader.worker for pipeline in duty.pipelines]
-    if duty.team is not None:
-        led.append(duty.team.leader.worker)
-    return [leader for leader in dict.fromkeys(led) if leader not in duty.workers]
 
 
 def _lost(event: WorkerLost) -> str:
