@@ -33,8 +33,9 @@ from livescale.control.spares import Spares
 from livescale.control.status import ControllerStatus, status_of
 from livescale.control.team_duties import Teams
 from livescale.control.wishes import Wishes
+from livescale.control.withdrawals import Withdrawals
 from livescale.messages import events
-from livescale.messages.commands import AnyCommand, Dispatch, ModelGone, WakeAt
+from livescale.messages.commands import AnyCommand, Dispatch, WakeAt
 from livescale.messages.events import AnyEvent
 from livescale.placements import keeps_last
 from livescale.types import InstanceState, WorkerRef
@@ -61,8 +62,6 @@ class Controller:
             p.spec.name: ModelState(p, config, 0, number) for number, p in enumerate(config.models)
         }
         self._models_added = len(self.models)
-        #: withdrawn models that are not gone yet
-        self._leaving: dict[str, None] = {}
         self.attempts = Attempts(config, self.router, self.models)
         self.loads = Loads(self.pool)
         self.planning = Planning(config, self.fleet, self.pool, self.loads)
@@ -79,6 +78,9 @@ class Controller:
         self.teams = Teams(config, self.models, self.fleet, self.planning)
         self.pipelines = Pipelines(config, self.models, self.fleet)
         self.wishes = Wishes(self.fleet, self.pool, self.router, self.planning)
+        self.withdrawals = Withdrawals(
+            self.models, self.fleet, self.pool, self.planning, self.wishes, self.host_copies
+        )
         spares = Spares(config, self.fleet, self.pool, self.planning)
         self.scaling = Scaling(
             config=config,
@@ -144,7 +146,7 @@ class Controller:
             events.LinkMeasured: self.planning.cluster.link_measured,
             events.ModelAdded: self._model_added,
             events.ModelChanged: self._model_changed,
-            events.ModelRemoved: self._model_removed,
+            events.ModelRemoved: self.withdrawals.model_removed,
             events.CapacityMeasured: self._capacity_measured,
             # The time itself is the news: `_decide` looks at every deadline anyway.
             events.Tick: lambda _event, _now_ns: True,
@@ -201,16 +203,6 @@ class Controller:
         self.wishes.look_again(state)
         return True
 
-    def _model_removed(self, event: events.ModelRemoved, _now_ns: int) -> bool:
-        state = self.models.get(event.model)
-        if state is None or state.is_leaving:
-            return False
-        state.is_leaving = True
-        self._leaving[event.model] = None
-        self.wishes.look_again(state)
-        self.pool.retire(event.model)
-        return True
-
     def _capacity_measured(self, event: events.CapacityMeasured, _now_ns: int) -> bool:
         state = self.models.get(event.model)
         if state is None:
@@ -251,7 +243,7 @@ class Controller:
             self._commands += self.roles.decide()
         if is_settled:
             self._fail_unloadable()
-            self._let_go()
+            self._commands += self.withdrawals.let_go()
         self._ask_to_wake(at_once=is_settled and self.wishes.may_be_met_now())
 
     def _fail_unloadable(self) -> None:
@@ -271,30 +263,6 @@ class Controller:
             is_there = any(not instance.is_released for instance in instances)
             if not (has_copy or is_there or self.pool.spares(part.model)):
                 self._commands += self.attempts.fail_waiting(part, reason, left_ns)
-
-    def _let_go(self) -> None:
-        """Withdrawn models of which nothing is left are forgotten: stages together with the last
-        of their line, since a request that is still announced needs all of them."""
-        leaving = [self.models[name] for name in self._leaving]
-        staying = {model.spec.offered_as: None for model in leaving if self._is_left(model)}
-        for model in leaving:
-            if model.spec.offered_as not in staying:
-                self._forget_model(model)
-                self._commands.append(ModelGone(model.name))
-
-    def _is_left(self, model: ModelState) -> bool:
-        """Requests need the model, or bytes of it are somewhere."""
-        return bool(self.wishes.requests_of(model, self.models)) or self.pool.has_any(model.name)
-
-    def _forget_model(self, model: ModelState) -> None:
-        name = model.name
-        del self.models[name], self._leaving[name]
-        self.wishes.forget_model(model)
-        self.host_copies.forget_model(name)
-        self.pool.forget_model(name)
-        for part in model.keys:
-            self.fleet.forget_part(part)
-        self.planning.forget_model(name)
 
     def _dispatch(self, state: PartState) -> None:
         routes = self.teams.routes(state, self.roles.routes(self._now_ns, state))

@@ -115,8 +115,7 @@ class Member:
         earliest. A shell that can carry out several steps of a Run at once gives `steps_max`."""
         self._now_ns = now_ns
         self._holdings.begin_step()
-        _meet_all(self._fence, news)
-        self._cut_off_all(news)
+        _foresee(self._fence, self._attempts, news)
         for one in news:
             self._absorb(one)
         if self.instance is not None:
@@ -143,14 +142,6 @@ class Member:
             waiting, self.waiting = self.waiting, []
             for later in waiting:
                 self._absorb(later)
-
-    def _cut_off_all(self, news: Sequence[inputs.MemberInput]) -> None:
-        """Before Runs that end: whose tokens nobody reads any more."""
-        for one in news:
-            if isinstance(one, inputs.GatewayUnknown):
-                self._attempts.cut_off(one.gateway, one.request)
-            elif isinstance(one, inputs.GatewayGone):
-                self._attempts.cut_off(one.gateway)
 
     @property
     def _is_running(self) -> bool:
@@ -369,11 +360,16 @@ def _serving(
     return TeamBatcher(LiveBatcher(batcher, duty.instance, live, duty.live_order, duty.gives_to))
 
 
-def _meet_all(fence: Fence, news: Sequence[inputs.MemberInput]) -> None:
-    """Before orders that wait: what was reported to a new life of the controller stays so."""
+def _foresee(fence: Fence, attempts: HostedAttempts, news: Sequence[inputs.MemberInput]) -> None:
+    """Before orders that wait: what was reported to a new life of the controller stays so. And
+    before Runs that end: whose tokens nobody reads."""
     for one in news:
         if isinstance(one, inputs.ControllerMet):
             fence.meet(one.epoch)
+        elif isinstance(one, inputs.GatewayUnknown):
+            attempts.cut_off(one.gateway, one.request)
+        elif isinstance(one, inputs.GatewayGone):
+            attempts.cut_off(one.gateway)
 
 
 def _layers_ran(instance: HostedInstance | None, ran: inputs.LayersRan) -> None:
