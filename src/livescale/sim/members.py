@@ -13,7 +13,6 @@ from livescale.messages import commands, events
 from livescale.messages.attempts import AttemptTaken
 from livescale.messages.epochs import Fenced
 from livescale.sim.checkers.fencing import FenceChecker
-from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.live import LiveChecker
 from livescale.sim.checkers.members import MemberChecker
 from livescale.sim.clock import Clock
@@ -153,8 +152,7 @@ class Members:
         ref = member.ref
         lost_after_ns = self._clock.now_ns
         if is_let_go:
-            instance = member.member.instance
-            require(instance is None, "no instance is on a worker that is let go", ref, instance)
+            self.checker.is_let_go(ref, member.member.instance)
         else:
             lost_after_ns -= self._delays.loss_window_ns()
         member.die()

@@ -44,6 +44,8 @@ class MemberChecker:
         self._roles: dict[HoldingId, Role] = {}
         #: cores that workers were told to have
         self._cores: dict[WorkerRef, dict[int, None]] = {}
+        #: what was ordered to be dropped or released
+        self._taken_back: dict[HoldingId, None] = {}
         #: layers that their members reported
         self._arrived: dict[HoldingId, dict[int, None]] = {}
         #: nothing is left of these models, as far as the controller knows
@@ -67,6 +69,8 @@ class MemberChecker:
                 self._cores.setdefault(command.worker, {})[command.cores] = None
             elif isinstance(command, ModelGone):
                 self._gone[command.model] = None
+            elif isinstance(command, DropHolding | ReleaseHolding):
+                self._taken_back[command.holding] = None
 
     def reports(self, member: WorkerRef, event: AnyEvent) -> None:
         """The member is about to report this to the controller. Nothing of that is late or lost
@@ -108,6 +112,11 @@ class MemberChecker:
 
     def at_rest(self, worker: WorkerRef, kv_blocks_used: int) -> None:
         require(kv_blocks_used == 0, "no KV is in use when all is over", worker, kv_blocks_used)
+
+    def is_let_go(self, worker: WorkerRef, instance: HostedInstance | None) -> None:
+        """The worker may leave. The order that ends its instance may still be under way."""
+        is_over = instance is None or instance.order.holding in self._taken_back
+        require(is_over, "no instance is on a worker that is let go", worker, instance)
 
     def assigned(self, worker: WorkerRef, is_taken: bool, order: StartHolding) -> None:
         require(not is_taken, "a worker belongs to one instance", worker, order)
