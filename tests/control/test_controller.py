@@ -566,6 +566,23 @@ def test_a_drained_pair_is_gone_when_both_ranks_are_dropped() -> None:
     assert list(controller.fleet.instances) == [2]
 
 
+def test_what_a_first_rank_serves_next_is_not_lost_with_the_last_rank_of_before() -> None:
+    single = make_policy("n", least=0, spec=msgspec.structs.replace(SPEC, name="n"))
+    pair = make_policy(least=0, spec=msgspec.structs.replace(SPEC, tp_size=2))
+    controller = make_controller(2, models=(pair, single))
+    step(controller, 0, *joined(*W[:2]), arrived("r"))
+    step(controller, 1, *loaded_pair(1, W[0], W[1]))
+    gone = step(controller, 2, finished("r"), ModelRemoved("m"))
+    assert drop(1, W[0]) in gone
+    step(controller, 3, HoldingDropped(HoldingId(1, W[0])))
+    (load,) = loads_of(step(controller, 4, arrived("s", model="n")))
+    (sent,) = step(controller, 5, *loaded(load.holding))
+    assert sent == Dispatch("s", 1, load.duty.instance, W[0])
+    lost = step(controller, 6, WorkerLost(W[1], "killed"))
+    assert not [c for c in lost if isinstance(c, Dispatch)]
+    assert controller.router.on_worker(W[0]), "it runs"
+
+
 def test_a_pair_is_adopted_when_both_ranks_have_joined_whatever_they_said_meanwhile() -> None:
     controller = make_pair_controller(workers=2)
     step(controller, 0, rejoined(report(half_order(rank=0), watermark=2)))

@@ -155,8 +155,11 @@ class Membership:
                 plans = [rank.order.holding.plan for rank in instance.copy.ranks.values()]
                 failures = self._states[instance.model].load_failures
                 failures.died(now_ns, max(plans), self._planning.last_id, reason)
+            # Of one that was released the first rank may be in another instance already.
+            is_asked = self._fleet.instance_on(instance.worker) is instance
             self._fleet.move(instance, WorkerLost)
-            self._attempts.worker_lost(instance.worker, reason)
+            if is_asked:
+                self._attempts.worker_lost(instance.worker, reason)
             for leader in filter(self._fleet.is_alive, instance.leaders):
                 self._attempts.partner_lost(leader, now_ns, reason)
         self._attempts.worker_lost(event.worker, reason)

@@ -35,7 +35,10 @@ class DepartureChecker:
         if isinstance(command, commands.StartHolding):
             require(command.holding.member not in self._leaving, rule, command)
         elif isinstance(command, commands.ChangeDuty):
-            takers = [taker.partner.worker for taker in command.duty.drains_to]
+            # Takers of before may stand in a duty that changes for another reason.
+            before = self._knowledge.holdings[command.holding].order.duty
+            known = before.drains_to if before is not None else ()
+            takers = [t.partner.worker for t in command.duty.drains_to if t not in known]
             require(not any(taker in self._leaving for taker in takers), rule, command)
         elif isinstance(command, commands.Resume):
             model = self._knowledge.model_of(command.instance)

@@ -76,11 +76,13 @@ class _Instance:
         return tuple((s.known_tokens, s.tokens_max) for s in line[0].sequences)
 
     def has_room(self, needs: Sequence[tuple[int, int]]) -> bool:
-        """The instance is complete, and requests with such needs fit beside its own."""
+        """The instance is complete, and requests with such needs fit beside its own, none of which
+        waits for room."""
         if isinstance(self.hosted.serving, StageBatcher):
             return False
         live = live_batcher_of(self.hosted)
-        return live.is_full and live.batcher.room.fits(needs)
+        waits = bool(live.batcher.lines.waiting)
+        return live.is_full and not waits and live.batcher.room.fits(needs)
 
 
 class LiveChecker:

@@ -101,6 +101,12 @@ class Transfers:
             if flow not in kept:
                 self.moves.close(flow)
         reception.flows = kept
+        for flow in kept:
+            # A corrupt layer may have been asked for again from one that ends here.
+            first = flow.next_wanted(0)
+            if first is not None and first < flow.first:
+                flow.first = first
+                self.moves.touch(flow)
         known = [flow.feed for flow in kept]
         self._ask(reception, tuple(feed for feed in feeds if feed not in known))
 
