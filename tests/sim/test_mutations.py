@@ -51,6 +51,7 @@ from livescale.control.router_rows import Outstanding, RequestRecord, RouteRow
 from livescale.control.scaling import Scaling
 from livescale.control.spares import Spares
 from livescale.control.wishes import Wish
+from livescale.control.withdrawals import Withdrawals
 from livescale.member.holding import ModelHolding
 from livescale.member.inputs import LayerCame
 from livescale.member.member import Member
@@ -60,6 +61,7 @@ from livescale.messages.commands import (
     Dispatch,
     Drain,
     DropHolding,
+    ModelGone,
     StartHolding,
 )
 from livescale.messages.events import (
@@ -366,14 +368,20 @@ def loads_that_fail_together_count_each(patch: pytest.MonkeyPatch) -> None:
 
 
 def models_go_with_their_requests(patch: pytest.MonkeyPatch) -> None:
-    let_go = Controller._let_go
+    patch.setattr(Withdrawals, "_is_left", lambda self, model: self._pool.has_any(model.name))
 
-    def broken(self: Controller) -> None:
-        with pytest.MonkeyPatch.context() as meanwhile:
-            meanwhile.setattr(self.router, "unfinished", lambda model: 0)
-            let_go(self)
 
-    patch.setattr(Controller, "_let_go", broken)
+def stages_go_one_by_one(patch: pytest.MonkeyPatch) -> None:
+    """Those of a withdrawn model do not wait for each other."""
+
+    def broken(self: Withdrawals) -> list[ModelGone]:
+        leaving = [self._states[name] for name in self._leaving]
+        gone = [model for model in leaving if not self._is_left(model)]
+        for model in gone:
+            self._forget(model)
+        return [ModelGone(model.name) for model in gone]
+
+    patch.setattr(Withdrawals, "let_go", broken)
 
 
 def clients_below_their_share_are_refused(patch: pytest.MonkeyPatch) -> None:
@@ -603,6 +611,7 @@ MUTATIONS = [
     Mutation(loads_that_fail_together_count_each, "given up after failed loads", 157),
     Mutation(deaths_of_those_who_load_do_not_count, "a pause follows a failed load", 5),
     Mutation(models_go_with_their_requests, "a model with requests stays", 55),
+    Mutation(stages_go_one_by_one, "every request ends", 201434),
     Mutation(clients_below_their_share_are_refused, "a request fails that need not", 38),
     Mutation(the_line_has_no_end, "what must be refused is not accepted", 5),
     Mutation(the_line_keeps_the_places_of_those_who_left, "a request fails that need not", 5),
