@@ -65,14 +65,18 @@ def test_what_is_lost_or_hangs_is_not_good(end: SoakEnd) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("machine")
+@pytest.mark.timeout(900)
 def test_a_short_soak(tmp_path: Path) -> None:
     file = tmp_path / "soak.json"
-    lost_after = str(patient_ms(2000))
-    words = ["--requests", "160", "--rate", "8", "--fault-every-s", "2", "--device", "timed"]
-    main(["bench", "soak", *words, "--lost-after-ms", lost_after, "--json", str(file)])
+    lost_after_ms = patient_ms(2000)
+    # A process that is stopped is waited for about so long before the next fault comes.
+    requests = max(160, 8 * 4 * lost_after_ms // 1000)
+    words = ["--requests", str(requests), "--rate", "8", "--fault-every-s", "2"]
+    words += ["--device", "timed", "--lost-after-ms", str(lost_after_ms), "--json", str(file)]
+    main(["bench", "soak", *words])
     figures = json.loads(file.read_text())
     assert set(figures) >= KEYS
-    assert figures["requests"] == 160
+    assert figures["requests"] == requests
     assert (figures["lost"], figures["hung"], figures["left_over"]) == (0, 0, 0), figures
     assert figures["token_mismatches"] == 0
     assert figures["tokens"] > 0

@@ -37,7 +37,8 @@ def test_hosts_join_scale_are_lost_and_leave(
     for number in range(TRIES):
         run, figures = tmp_path / f"run-{number}", tmp_path / f"figures-{number}.json"
         code = main(words(tiny_model, run, "--json", str(figures)))
-        told = capsys.readouterr().out
+        told = "".join(capsys.readouterr())
+        assert figures.exists(), told
         found = json.loads(figures.read_text())
         assert found["hosts"] == 4
         assert found["failed"] == found["token_mismatches"] == 0, told

@@ -61,6 +61,8 @@ def test_streams_of_a_host_that_is_cut_off_go_on_elsewhere(
     events = [event for line in steps for event in line.events]
     lost = [event for event in events if isinstance(event, WorkerLost)]
     assert [event.worker.worker for event in lost if not event.worker.is_agent] == [0]
-    assert all("silent" in event.reason for event in lost)
+    # Whichever sees it first: heartbeats that do not come, or what TCP waits to be acknowledged.
+    reasons = [event.reason for event in lost]
+    assert all("silent" in why or "timed out" in why for why in reasons), reasons
     joined = [event.worker for event in events if isinstance(event, WorkerJoined)]
     assert sorted(ref.incarnation for ref in joined if ref.worker == 0) == [0, 1]

@@ -32,6 +32,7 @@ from slowness import patient
 pytestmark = pytest.mark.usefixtures("machine")
 LIMITS = "    roles: {prefill: {max_replicas: 1}, decode: {max_replicas: 1}}\n"
 CAPACITY = "    prefill_tokens_per_s: 5000\n"
+TRIES = 5
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +182,7 @@ def test_the_record_replays(pool: LocalPool, right: RightTokens) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_tokens_of_a_real_model_are_right_when_a_process_dies(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -213,10 +215,14 @@ def test_tokens_of_a_real_model_are_right_when_a_process_dies(
     with LocalPool(tiny_model, tmp_path, LIMITS + CAPACITY, workers=2) as pool:
         wait_for_both(pool)
         for dies in (Role.DECODE, Role.PREFILL):
-            sent = len(words(pool, Dispatch))
-            check(oracle, asyncio.run(burst(pool, dies)), tokens)
-            wait_until(lambda: pool.gauge("num_requests_running") == 0, "nothing is left")
-            wait_for_both(pool)
+            for _ in range(TRIES):
+                sent = len(words(pool, Dispatch))
+                check(oracle, asyncio.run(burst(pool, dies)), tokens)
+                wait_until(lambda: pool.gauge("num_requests_running") == 0, "nothing is left")
+                wait_for_both(pool)
+                # Where the record is late, the worker dies when it has nothing to do any more.
+                if len(words(pool, Dispatch)) > sent + streams:
+                    break
             assert len(words(pool, Dispatch)) > sent + streams
         last = asyncio.run(burst(pool, None))
     check(oracle, last, tokens)
