@@ -32,6 +32,8 @@ class KnownCluster:
             group_bytes_per_s=config.group_bytes_per_s,
             remote_storage_bytes_per_s=config.remote_storage_bytes_per_s,
         )
+        #: each device that was ever known, once
+        self._alike: dict[Device, Device] = {}
         #: the best probe over each direction of a NIC whose rate is not told
         self._measured: dict[tuple[WorkerRef, str], int] = {}
         #: the unit that fits each member's NIC, and how many have it
@@ -48,7 +50,7 @@ class KnownCluster:
 
     def worker_joined(self, worker: WorkerRef, device: Device) -> None:
         self._fit(worker, device)
-        self.topology.devices[worker] = msgspec.structs.replace(device, **self._rates(device))
+        self._know(worker, msgspec.structs.replace(device, **self._rates(device)))
 
     def agent_joined(self, agent: WorkerRef, host: Host) -> None:
         self._fit(agent, host)
@@ -122,7 +124,11 @@ class KnownCluster:
         if ref.is_agent:
             topology.agents[ref] = msgspec.structs.replace(topology.agents[ref], **rate)
         else:
-            topology.devices[ref] = msgspec.structs.replace(topology.devices[ref], **rate)
+            self._know(ref, msgspec.structs.replace(topology.devices[ref], **rate))
+
+    def _know(self, worker: WorkerRef, device: Device) -> None:
+        """Equal devices are one object: plans compare thousands of them."""
+        self.topology.devices[worker] = self._alike.setdefault(device, device)
 
     def _place(self, ref: WorkerRef) -> Device | Host:
         """What the member said of itself."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from livescale.clusters.topology import Device, LinkKind, LinkUse, Topology
+from livescale.clusters.topology import LinkKind, LinkUse, Topology
 from livescale.control.multicast.fabric import IN, OUT, UNLIMITED, Fabric
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.types import WorkerRef
@@ -116,10 +116,11 @@ def with_few_alike(request: PlanRequest, topology: Topology) -> PlanRequest:
     most = request.instances * request.tp_size
     if len(request.spare) <= most:
         return request
-    counts: dict[Device, int] = {}
+    # Equal devices are one object in a controller's topology. Of others, more than enough stay.
+    counts: dict[int, int] = {}
     few = []
     for ref in sorted(request.spare):
-        device = topology.devices[ref]
+        device = id(topology.devices[ref])
         count = counts.get(device, 0)
         if busy and str(ref) in busy:
             few.append(ref)
