@@ -138,17 +138,27 @@ def test_a_new_controller_is_told_what_was_taken_and_given_back_without_a_gatewa
     assert words.controller == ended[:1]
 
 
-@given(moves=st.integers(1, 3), is_one=st.booleans())
+@given(moves=st.integers(0, 3), is_one=st.booleans(), is_this=st.booleans())
 def test_what_ends_in_a_run_while_its_gateway_is_cut_off_is_to_run_elsewhere(
-    moves: int, is_one: bool
+    moves: int, is_one: bool, is_this: bool
 ) -> None:
-    """It may not know that the attempt was taken over, and would wait for the worker before."""
+    """Its gateway may not know that the attempt was taken over, and would wait for the worker
+    before. News of an older attempt (not `is_this`) says nothing of this one."""
     words = Effects()
     hosted = HostedAttempts(OWN, words.emit, LONG_NS)
-    hosted.taken("g", spec("r", 1, moves), is_decoding=False)
-    hosted.cut_off("g", "r" if is_one else None)
-    hosted.emitted([EmittedTokens("r", 1, 0, (5, 6, 7), FinishReason.LENGTH)])
-    ended = RequestEnded("r", 1, Outcome.RETURNED, 0, OWN, moves)
+    live = LiveBatcher(Batcher(BatcherConfig(8, 4, 8, 4), LayerSpan(0, 4)), 1, LiveLimits())
+    hosted.open(1, live)
+    live.add(spec("r", 2, moves))
+    hosted.taken("g", spec("r", 2, moves), is_decoding=False)
+    if is_one:
+        hosted.cut_off("g", "r", 2 if is_this else 1)
+    else:
+        hosted.cut_off_all("g" if is_this else "another")
+    hosted.emitted([EmittedTokens("r", 2, 0, (5, 6, 7), FinishReason.LENGTH)])
+    is_returned = is_this and moves > 0
+    ended = RequestEnded("r", 2, Outcome.FINISHED, 3, OWN)
+    if is_returned:
+        ended = RequestEnded("r", 2, Outcome.RETURNED, 0, OWN, moves)
     assert words.controller == [ended]
     hosted.met_controller()
-    assert words.controller == [ended, ended]
+    assert words.controller == ([ended, ended] if is_returned else [ended])

@@ -28,10 +28,6 @@ from livescale.types import FromWorker, WorkerRef
 _IDS_PER_EPOCH = 1_000_000
 
 
-_PREDICTED_AGAIN_MAX = 2
-"""In one step: each prediction takes a plan, and what changed for one model changed for many."""
-
-
 class Planning:
     """Makes plans for the cluster as it is known. Orders nothing."""
 
@@ -47,7 +43,6 @@ class Planning:
         self.cluster = KnownCluster(config, fleet)
         #: by model: what stood when its next load was predicted, and how long that should take
         self._load_ns: dict[str, tuple[tuple[int, tuple[bool, ...]], int | None]] = {}
-        self._predicted_again = 0
 
     @property
     def topology(self) -> Topology:
@@ -83,14 +78,13 @@ class Planning:
         less as the last one took. Without a worker for it, what was predicted last. None: not
         known.
 
-        Predictions are kept until an instance moves, or other copies are there or whole; and for
-        a step longer, where several models ask in one.
+        Predictions are kept until an instance moves, or other copies are there or whole.
         """
         model = state.spec.name
         copies = tuple(copy.is_complete for copy in self._pool.copies(model))
         stand = self._fleet.version, copies
         known = self._load_ns.get(model)
-        if known is None or (known[0] != stand and self._may_predict_again()):
+        if known is None or known[0] != stand:
             spare = self._targets(state)
             request = self._request_of_instances(state, self._last_id, 1, spare, None)
             plan = self._plan(request, self._config.multicast)
@@ -99,14 +93,6 @@ class Planning:
         if known[1] is None:
             return None
         return max(known[1] + state.load_error_ns, 0)
-
-    def begin_step(self) -> None:
-        """Predictions of a step are few."""
-        self._predicted_again = 0
-
-    def _may_predict_again(self) -> bool:
-        self._predicted_again += 1
-        return self._predicted_again <= _PREDICTED_AGAIN_MAX
 
     def forget_model(self, model: str) -> None:
         """The model leaves the pool."""

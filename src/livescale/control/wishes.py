@@ -101,7 +101,6 @@ class Wishes:
     def look(self, now_ns: int, wall_zero_ns: int, states: Mapping[str, ModelState]) -> list[Wish]:
         """The wishes that may be others than last time, in the order of their models.
         `wall_zero_ns` is the wall clock at time 0."""
-        self._planning.begin_step()
         parts = {**self._fleet.touched, **self._router.touched, **self._restless}
         self._fleet.touched, self._router.touched = {}, {}
         names = {**dict.fromkeys(part.model for part in parts), **self._pool.take_changed_spares()}

@@ -50,8 +50,9 @@ class HostedAttempts:
         self._unknown: deque[RequestEnded] = deque(maxlen=_GIVEN_MAX)
         #: of what was taken over, how often
         self._moves: dict[RequestId, int] = {}
-        #: what was taken over, and its gateway cannot be reached: nobody reads its tokens
-        self._cut_off: dict[RequestId, None] = {}
+        #: attempts that were taken over, and their gateway cannot be reached: nobody reads their
+        #: tokens
+        self._cut_off: dict[RequestId, int] = {}
 
     # -- the instance ---------------------------------------------------------------------------
 
@@ -117,13 +118,16 @@ class HostedAttempts:
         if self._gateway_of.get(request) == gateway and self.disown(request, attempt):
             self._returns_unheard(request, attempt, moves)
 
-    def cut_off(self, gateway: str, request: RequestId | None = None) -> None:
-        """As `gateway_gone` and (with a `request`) `gateway_unknown`, which may have to wait for
-        the Run in flight: what ends with that has ended for nobody, if the gateway may not know
-        that it was taken over."""
-        requests = list(self._moves) if request is None else [request]
-        cut_off = [r for r in requests if self._gateway_of.get(r) == gateway]
-        self._cut_off.update(dict.fromkeys(cut_off))
+    def cut_off(self, gateway: str, request: RequestId, attempt: int) -> None:
+        """As `gateway_unknown`, which may have to wait for the Run in flight: what ends with that
+        has ended for nobody, if the gateway may not know that it was taken over."""
+        if self._gateway_of.get(request) == gateway and self._moves.get(request, 0):
+            self._cut_off[request] = attempt
+
+    def cut_off_all(self, gateway: str) -> None:
+        """As `gateway_gone`, which may have to wait, too."""
+        for request, attempt in self._serving.requests() if self._serving is not None else ():
+            self.cut_off(gateway, request, attempt)
 
     def met_controller(self) -> None:
         """A controller that is new knows of attempts what their gateways know."""
@@ -187,7 +191,7 @@ class HostedAttempts:
 
     def _finishes(self, last: EmittedTokens) -> None:
         request, attempt = last.request, last.attempt
-        is_heard, moves = request not in self._cut_off, self._moves.get(request, 0)
+        is_heard, moves = self._cut_off.get(request) != attempt, self._moves.get(request, 0)
         self._leaves(request)
         if is_heard:
             self._end(request, attempt, Outcome.FINISHED, last.index + len(last.token_ids))

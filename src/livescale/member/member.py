@@ -367,9 +367,9 @@ def _foresee(fence: Fence, attempts: HostedAttempts, news: Sequence[inputs.Membe
         if isinstance(one, inputs.ControllerMet):
             fence.meet(one.epoch)
         elif isinstance(one, inputs.GatewayUnknown):
-            attempts.cut_off(one.gateway, one.request)
+            attempts.cut_off(one.gateway, one.request, one.attempt)
         elif isinstance(one, inputs.GatewayGone):
-            attempts.cut_off(one.gateway)
+            attempts.cut_off_all(one.gateway)
 
 
 def _layers_ran(instance: HostedInstance | None, ran: inputs.LayersRan) -> None:
