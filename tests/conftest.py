@@ -20,8 +20,8 @@ from hypothesis import settings
 import effort
 import slowness
 import stages
-from livescale.testbed.bed import Testbed
-from livescale.testbed.spec import NetworkSpec, TestbedError
+from livescale.lab.testbed.bed import Testbed
+from livescale.lab.testbed.spec import NetworkSpec, TestbedError
 
 # A job in a shell's background ignores SIGINT, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -58,7 +58,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> MadeO
 def tiny_model(made_once: MadeOnce) -> Path:
     """A model of about 3 MB. Tests that change files copy it first."""
     # Imported here: torch takes seconds, and the process that hands out the tests needs none.
-    from livescale.engine.make import make_model
+    from livescale.engine.files.make import make_model
 
     return made_once("shared", lambda root: make_model(root / "tiny", "tiny")) / "tiny"
 

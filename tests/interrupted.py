@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import psutil
 
 from livescale.common.interpreter import module_words
-from livescale.testbed.commands import namespaces
+from livescale.lab.testbed.commands import namespaces
 from slowness import patient
 
 
@@ -22,7 +22,7 @@ def check_processes_end(words: Sequence[str], line: str) -> int:
     """`livescale …` is interrupted when this line has come: one word of it, exit status 130, and
     no process is left. The id that its process had."""
     with subprocess.Popen(
-        module_words("livescale.cli.main", *words),
+        module_words("livescale.main", *words),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

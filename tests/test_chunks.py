@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.chunks import ChunkGrid, ChunkRange, Feed, fitting_chunk_bytes, ranges_of
-from livescale.plans import PlannedLoad, ScalePlan
-from livescale.types import FromStorage, FromWorker, WorkerRef, agent_ref
+from livescale.messages.plans import PlannedLoad, ScalePlan
+from livescale.values.chunks import ChunkGrid, ChunkRange, Feed, fitting_chunk_bytes, ranges_of
+from livescale.values.types import FromStorage, FromWorker, WorkerRef, agent_ref
 
 LAYERS = st.lists(st.integers(0, 40), min_size=1, max_size=8)
 

@@ -20,7 +20,7 @@ from livescale.clusters.topology import Topology
 from livescale.common.settings import ConfigError
 from livescale.control.multicast.planner import make_plan
 from livescale.control.multicast.request import PlanRequest
-from livescale.types import WorkerRef
+from livescale.values.types import WorkerRef
 
 GB = 10**9
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.batching.live_order import LIVE_ORDERS
+from livescale.batching.contract.live_order import LIVE_ORDERS
 from livescale.common.settings import ConfigError, parse_schedule
 from livescale.config.model import (
     MODEL_SETTINGS,
@@ -27,17 +27,24 @@ from livescale.config.reading import (
     given_flags,
     load_config,
 )
-from livescale.policies import Bounds, Period, RoleLimits, SloAim, StagesByQueue, TargetOngoing
-from livescale.runtime.catalog import (
+from livescale.runtime.layout.pool_layout import local_layout
+from livescale.runtime.models.catalog import (
     controller_config,
     live_limits,
     live_over_ns,
     model_policy,
 )
-from livescale.runtime.pool_layout import local_layout
-from livescale.runtime.protocol import CatalogEntry
-from livescale.runtime.scaling_settings import model_scaling, pool_scaling
-from livescale.types import Manifest, ModelSpec, Role, StageOf
+from livescale.runtime.models.scaling_settings import model_scaling, pool_scaling
+from livescale.runtime.wire.protocol import CatalogEntry
+from livescale.values.policies import (
+    Bounds,
+    Period,
+    RoleLimits,
+    SloAim,
+    StagesByQueue,
+    TargetOngoing,
+)
+from livescale.values.types import Manifest, ModelSpec, Role, StageOf
 from settings_table import settings_table_markdown
 
 TOPOLOGY = """

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from livescale.cli.main import COMMANDS, build_parser
-from livescale.control import holdings, instance
+import rooms
+from livescale.control.state import holdings, instance
+from livescale.main import COMMANDS, build_parser
 from settings_table import settings_table_markdown
 
 ROOT = Path(__file__).parent.parent
@@ -37,6 +38,21 @@ def test_files_and_links_that_are_named_exist(document: Path) -> None:
         assert (ROOT / path).exists(), f"{document.name} names {path}"
     for path in re.findall(rf"`((?:{'|'.join(ROOMS)})/[\w/]+\.py)`", text):
         assert (ROOT / "src" / "livescale" / path).exists(), f"{document.name} names {path}"
+
+
+def test_the_picture_of_the_rooms_is_made_from_the_imports() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    shown = text.split("<!-- rooms -->\n")[1].split("<!-- /rooms -->")[0]
+    assert shown == rooms.picture(), "python tests/rooms.py prints it"
+
+
+@pytest.mark.parametrize("walk", ["One request", "One layer"])
+def test_a_walk_through_the_house_is_short(walk: str) -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    table = text.split(f"**{walk}**\n\n")[1].split("\n\n")[0]
+    files = set(re.findall(r"`([\w/]+\.py)`", table))
+    assert 10 <= len(files) <= 15
+    assert [name for name in files if not (SOURCE / name).is_file()] == []
 
 
 def test_handlers_that_the_architecture_names_exist() -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from livescale.clusters.profiles import HEAD, LinearPoint, OpProfile, write_profile
 from livescale.common.errors import UserError
 from livescale.config.reading import load_config
-from livescale.engine.model_files import model_spec
+from livescale.engine.files.model_files import model_spec
 from livescale.latency.layer_times import request_layer_ns
 from livescale.latency.table import TableLatency
-from livescale.runtime.catalog import manifests_of, prepare_models
-from livescale.stages import StageError, even_stages
-from livescale.types import LayerSpan, ModelSpec
+from livescale.runtime.models.catalog import manifests_of, prepare_models
+from livescale.values.stages import StageError, even_stages
+from livescale.values.types import LayerSpan, ModelSpec
 
 times = st.lists(st.integers(0, 50), min_size=3, max_size=9)
 

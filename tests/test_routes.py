@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.routes import KvMove, Stage, kv_moves
-from livescale.types import LayerSpan
+from livescale.values.routes import KvMove, Stage, kv_moves
+from livescale.values.types import LayerSpan
 
 LAYERS = 8
 ALL = LayerSpan(1, LAYERS + 1)

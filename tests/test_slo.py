@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.load.slo import (
+from livescale.config.slo import (
     RequestTiming,
     SloAbsolute,
     SloError,

@@ -7,20 +7,18 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
+import rooms
+from source_imports import FILES, MODULES, SOURCE, cycle_in, import_graph, imported, imports_in
+
 TESTS = Path(__file__).parent
-SOURCE = TESTS.parent / "src" / "livescale"
-FILES = sorted(SOURCE.rglob("*.py"))
 
 #: what each floor may import of livescale, besides itself
 GROUND = {
-    *("types", "chunks", "plans", "routes", "stages", "policies", "placements", "bindings"),
-    *("messages", "common", "config", "clusters", "load"),
+    *("values", "messages", "common", "config", "clusters", "load"),
 }
 FLOORS = {
     **dict.fromkeys(GROUND, GROUND),
@@ -33,21 +31,18 @@ FLOORS = {
     "engine": GROUND | {"latency", "batching"},
     "vllm_engine": GROUND | {"latency", "batching", "engine"},
     "gateway": GROUND,
-    "client": GROUND,
-    "testbed": GROUND,
     "report": GROUND | {"telemetry"},
     "sim": GROUND | {"latency", "batching", "control", "member", "telemetry"},
-    "reproduce": GROUND
-    | {"latency", "batching", "control", "member", "telemetry", "report", "sim"},
     "runtime": GROUND
     | {"latency", "batching", "control", "member", "telemetry", "transfer", "engine", "gateway"}
     | {"vllm_engine"},
-    "bench": GROUND
-    | {"latency", "batching", "control", "member", "telemetry", "transfer", "engine", "gateway"}
-    | {"client", "report", "sim", "runtime", "testbed", "vllm_engine"},
     "cli": GROUND
     | {"latency", "batching", "control", "member", "telemetry", "transfer", "engine", "gateway"}
-    | {"client", "report", "sim", "reproduce", "runtime", "bench", "testbed"},
+    | {"report", "runtime"},
+    "lab": GROUND
+    | {"latency", "batching", "control", "member", "telemetry", "transfer", "engine", "gateway"}
+    | {"vllm_engine", "report", "sim", "runtime", "cli"},
+    "main": GROUND | {"cli", "lab"},
 }
 
 #: all that the pure floors may use of other packages: values, containers, arithmetic
@@ -73,17 +68,17 @@ HEAVY = {"torch", "transformers", "vllm"}
 HEAVY_HOMES = {
     "engine",
     "vllm_engine",
-    "runtime/worker_process.py",
-    "bench/peers/gloo_broadcast.py",
-    "bench/peers/iteration_times.py",
-    "bench/peers/judge.py",
-    "bench/peers/library_loaders.py",
-    "bench/peers/livescale_engine.py",
-    "bench/peers/probed_worker.py",
-    "bench/peers/stock_model.py",
-    "bench/peers/transformers_batching.py",
-    "bench/peers/transformers_generate.py",
-    "bench/peers/vllm_offline.py",
+    "runtime/member_process/worker_process.py",
+    "lab/bench/peers/engines/gloo_broadcast.py",
+    "lab/bench/peers/engines/iteration_times.py",
+    "lab/bench/peers/engines/judge.py",
+    "lab/bench/peers/engines/library_loaders.py",
+    "lab/bench/peers/engines/livescale_engine.py",
+    "lab/bench/peers/engines/probed_worker.py",
+    "lab/bench/peers/engines/stock_model.py",
+    "lab/bench/peers/engines/transformers_batching.py",
+    "lab/bench/peers/engines/transformers_generate.py",
+    "lab/bench/peers/engines/vllm_offline.py",
 }
 
 BANNED = {
@@ -95,9 +90,11 @@ BANNED = {
 
 
 #: which other interpreters there are is asked for here, not how to start this one
-NAMES_INTERPRETERS = {"common/interpreter.py", "bench/load_bench.py"}
+NAMES_INTERPRETERS = {"common/interpreter.py", "lab/bench/engines/load_bench.py"}
 
 
+ROOM_FILES_MAX = 20
+ROOM_LEVELS_MAX = 8
 FILE_LINES_MAX = 450
 CLASS_LINES_MAX = 300
 #: files and classes that may be longer, and why
@@ -110,87 +107,6 @@ MAY_BE_LONG = {
 def floor(path: Path) -> str:
     parts = path.relative_to(SOURCE).parts
     return parts[0].removesuffix(".py")
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {module_name(path): path for path in FILES}
-
-
-@cache
-def imported(path: Path) -> list[tuple[str, int]]:
-    """Full names of everything a file imports, wherever in the file, with the line."""
-    return imports_in(ast.parse(path.read_text()), str(path))
-
-
-def imports_in(tree: ast.Module, where: str) -> list[tuple[str, int]]:
-    """Those of one file: by statements, and by names in strings."""
-    names = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names += [(alias.name, node.lineno) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{where}:{node.lineno}: relative import"
-            names.append((node.module or "", node.lineno))
-            names += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
-    return names + imports_by_name(tree, where)
-
-
-#: what imports a module that a string names
-IMPORTERS = {"import_module", "__import__", "run_module", "resolve_name"}
-
-
-def imports_by_name(tree: ast.Module, where: str) -> list[tuple[str, int]]:
-    """What `importlib.import_module` and its like import. The name is in the call, or in a constant
-    of the file; one that begins so (`f"livescale.cli.{name}"`) stands for each module that does."""
-    constants = {
-        target.id: node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    names = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            renamed = [a.name for a in node.names if a.asname and a.name in IMPORTERS]
-            assert not renamed, f"{where}:{node.lineno}: {renamed} under another name"
-        if not (
-            (isinstance(node, ast.Attribute) and node.attr in IMPORTERS)
-            or (isinstance(node, ast.Name) and node.id in IMPORTERS)
-        ):
-            continue
-        assert id(node) in called, f"{where}:{node.lineno}: an importer that is not called here"
-        call = called[id(node)]
-        argument = call.args[0] if call.args else call
-        texts = list(strings_of(argument, constants))
-        assert texts, f"{where}:{node.lineno}: an import of what no constant names"
-        for text, is_whole in texts:
-            found = [text] if is_whole else [n for n in MODULES if n.startswith(text)]
-            assert found, f"{where}:{node.lineno}: nothing begins with {text!r}"
-            names += [(name, node.lineno) for name in found]
-    return names
-
-
-def strings_of(node: ast.AST, constants: dict[str, ast.expr]) -> Iterator[tuple[str, bool]]:
-    """Strings that an expression may be, or begin with, and whether that is all of it."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value, True
-    elif isinstance(node, ast.JoinedStr):
-        if isinstance(node.values[0], ast.Constant):
-            yield str(node.values[0].value), False
-    elif isinstance(node, ast.Name):
-        if node.id in constants:
-            yield from strings_of(constants[node.id], {})
-    elif isinstance(node, ast.Subscript):
-        yield from strings_of(node.value, constants)
-    elif isinstance(node, ast.Dict):
-        for value in node.values:
-            yield from strings_of(value, constants)
 
 
 def test_imports_point_down() -> None:
@@ -233,13 +149,19 @@ def test_ray_is_imported_in_its_place_alone() -> None:
     for path in FILES:
         if any(name.split(".")[0] == "ray" for name, _ in imported(path)):
             own = path.relative_to(SOURCE)
-            assert own.match("runtime/ray_*.py") or own.match("bench/peers/ray_*.py"), path
+            assert own.match("runtime/join/ray_*.py") or own.match("lab/bench/peers/ray_*.py"), path
 
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(
     "process",
-    ["gateway_process", "controller_process", "worker_process", "agent_process", "prepare_process"],
+    [
+        "gateway_process.gateway_process",
+        "controller_process.controller_process",
+        "member_process.worker_process",
+        "member_process.agent_process",
+        "models.prepare_process",
+    ],
 )
 def test_light_processes_load_no_heavy_library(process: str) -> None:
     code = f"import sys, livescale.runtime.{process}; print(*sys.modules)"
@@ -269,31 +191,45 @@ def test_no_process_imports_from_its_working_directory() -> None:
         assert not names, f"{path} imports {names}: see livescale.common.interpreter"
 
 
+def test_modules_that_processes_are_started_with_exist() -> None:
+    begins = {"module_words": "", "bench_process": "livescale.lab.bench."}
+    wrong, seen = [], 0
+    for path in [*FILES, *sorted(TESTS.rglob("*.py"))]:
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+                texts = [
+                    begins[call.func.id] + word.value
+                    for word in call.args
+                    if call.func.id in begins
+                    and isinstance(word, ast.Constant)
+                    and re.fullmatch(r"\w+(\.\w+)+", str(word.value))
+                ]
+                seen += len(texts)
+                own = [text for text in texts if text.startswith("livescale.")]
+                wrong += [f"{path}:{call.lineno}: {text}" for text in own if text not in MODULES]
+    assert wrong == []
+    assert seen > 30
+
+
 def test_no_import_cycles_between_files() -> None:
     assert cycle_in(import_graph()) is None
 
 
-def import_graph() -> dict[str, set[str]]:
-    return {
-        name: {imp for imp, _ in imported(path) if imp in MODULES and imp != name}
-        for name, path in MODULES.items()
-    }
+def test_rooms_are_small_and_use_one_another_without_circles() -> None:
+    assert cycle_in(rooms.room_graph()) is None
+    files = rooms.files_by_room()
+    assert {room: len(of) for room, of in files.items() if len(of) > ROOM_FILES_MAX} == {}
+    deep = {room: rooms.levels_of(room) for room in files}
+    assert {room: levels for room, levels in deep.items() if levels > ROOM_LEVELS_MAX} == {}
 
 
-def cycle_in(graph: dict[str, set[str]]) -> str | None:
-    done: set[str] = set()
-
-    def visit(name: str, trail: tuple[str, ...]) -> str | None:
-        if name in trail:
-            return " -> ".join((*trail, name))
-        if name not in done:
-            for following in sorted(graph[name]):
-                if cycle := visit(following, (*trail, name)):
-                    return cycle
-            done.add(name)
-        return None
-
-    return next((cycle for name in sorted(graph) if (cycle := visit(name, ()))), None)
+@pytest.mark.parametrize("command", ["serve", "join", "gateway"])
+def test_the_product_runs_without_the_laboratory(command: str) -> None:
+    reached = rooms.reached_from(f"livescale.cli.{command}")
+    assert "livescale.runtime.wire.protocol" in reached
+    assert {
+        name for name in reached if name.startswith(("livescale.lab", "livescale.sim"))
+    } == set()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from livescale.clusters.files import NamedTopology, parse_rate, read_topology
 from livescale.clusters.topology import Direction, Topology
 from livescale.common.settings import ConfigError
-from livescale.types import WorkerRef, agent_ref
+from livescale.values.types import WorkerRef, agent_ref
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "topologies"
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.common.settings import ConfigError
-from livescale.load.slo import SloAbsolute
+from livescale.config.slo import SloAbsolute
 from livescale.load.traces import TraceRow, burst_trace, read_trace, write_trace
 from livescale.load.workloads import Workload, WorkloadModel, read_workload
 

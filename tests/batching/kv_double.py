@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from livescale.batching.batcher import Batcher
-from livescale.batching.run import Run, Segment, SequenceSpec
+from livescale.batching.runs.batcher import Batcher
+from livescale.batching.runs.run import Run, Segment, SequenceSpec
 
 Place = tuple[int, int]
 #: what a place of the KV cache holds: of which salt, which position, which token

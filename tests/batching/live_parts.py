@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from kv_double import next_token
 
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.run import BatchKey, Run, Segment, SequenceSpec
-from livescale.batching.team_batcher import TeamBatcher
-from livescale.types import LayerSpan, RequestId, SamplingParams, WorkerRef
+from livescale.batching.lines.team_batcher import TeamBatcher
+from livescale.batching.live.live_batcher import LiveBatcher
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import BatchKey, Run, Segment, SequenceSpec
+from livescale.values.types import LayerSpan, RequestId, SamplingParams, WorkerRef
 
 #: what a row, or a place of the KV cache, is: before or of which layer, after which tokens
 Symbol = tuple[int, int]

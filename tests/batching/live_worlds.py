@@ -14,25 +14,25 @@ from functools import partial
 from kv_double import reference
 from live_parts import Node, Payload, SymbolicExecutor, Target, Transcript
 
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.live_messages import (
+from livescale.batching.contract.live_messages import (
     Handover,
     KvLayer,
     LiveMessage,
     Taken,
     refusal,
 )
-from livescale.batching.run import EmittedTokens, Run, SequenceSpec
-from livescale.batching.team_batcher import TeamBatcher
-from livescale.batching.visit_messages import Visit
+from livescale.batching.contract.visit_messages import Visit
+from livescale.batching.lines.team_batcher import TeamBatcher
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.live.live_batcher import LiveBatcher
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import EmittedTokens, Run, SequenceSpec
 from livescale.member.ledger import Finish, Forget, Ledger, LedgerEffect, Send
 from livescale.messages.attempts import AttemptReturned, AttemptTaken
 from livescale.messages.commands import Dispatch
 from livescale.messages.events import RequestEnded
-from livescale.routes import Partner
-from livescale.types import LayerSpan, Outcome, RequestId, SamplingParams, WorkerRef
+from livescale.values.routes import Partner
+from livescale.values.types import LayerSpan, Outcome, RequestId, SamplingParams, WorkerRef
 
 SOURCE = WorkerRef(0)
 

@@ -14,15 +14,15 @@ import msgspec
 from kv_double import reference
 from live_parts import Rows, SymbolicExecutor, Transcript
 
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_messages import LiveMessage
-from livescale.batching.run import EmittedTokens, Run, SequenceSpec
-from livescale.batching.stage_batcher import StageBatcher
-from livescale.batching.visit_messages import Visit
-from livescale.routes import Partner, Pipeline, TeamMember
-from livescale.stages import stages_of
-from livescale.types import LayerSpan, RequestId, SamplingParams, StageOf, WorkerRef
+from livescale.batching.contract.live_messages import LiveMessage
+from livescale.batching.contract.visit_messages import Visit
+from livescale.batching.lines.stage_batcher import StageBatcher
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import EmittedTokens, Run, SequenceSpec
+from livescale.values.routes import Partner, Pipeline, TeamMember
+from livescale.values.stages import stages_of
+from livescale.values.types import LayerSpan, RequestId, SamplingParams, StageOf, WorkerRef
 
 LAYERS_OF_STAGE = 2
 CONFIG = BatcherConfig(64, 4, 64, 16, growth_tokens=4)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.run import Run, SequenceSpec
-from livescale.types import FinishReason, LayerSpan, SamplingParams
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import Run, SequenceSpec
+from livescale.values.types import FinishReason, LayerSpan, SamplingParams
 
 SPAN = LayerSpan(0, 4)
 

@@ -19,9 +19,9 @@ from hypothesis.stateful import (
 from kv_double import KVDouble
 
 from effort import examples
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.run import EmittedTokens, Run, SequenceSpec
-from livescale.types import FinishReason, LayerSpan, SamplingParams
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import EmittedTokens, Run, SequenceSpec
+from livescale.values.types import FinishReason, LayerSpan, SamplingParams
 
 _STOP_ID = 0
 _BLOCK_TOKENS = 4

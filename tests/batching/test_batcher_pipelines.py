@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from kv_double import KVDouble, reference
 
 from effort import examples
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.run import Run, SequenceSpec
-from livescale.types import LayerSpan, SamplingParams
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import Run, SequenceSpec
+from livescale.values.types import LayerSpan, SamplingParams
 
 
 @given(

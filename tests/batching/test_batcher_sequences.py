@@ -14,9 +14,9 @@ import pytest
 from kv_double import KVDouble, reference
 
 from effort import examples
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.run import Run, SequenceSpec
-from livescale.types import LayerSpan, SamplingParams
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import Run, SequenceSpec
+from livescale.values.types import LayerSpan, SamplingParams
 
 SEQUENCES = examples(int(os.environ.get("LIVESCALE_BATCHER_SEQUENCES", "2500")))
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.batching.blocks import BlockPool
+from livescale.batching.runs.blocks import BlockPool
 
 
 def test_lowest_blank_blocks_first() -> None:

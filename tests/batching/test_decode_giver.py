@@ -11,11 +11,11 @@ from live_parts import Node
 from live_worlds import SOURCE, LiveWorld
 
 from effort import examples
-from livescale.batching.batcher import BatcherConfig
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.run import Run
-from livescale.routes import Partner
-from livescale.types import WorkerRef
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.runs.batcher import BatcherConfig
+from livescale.batching.runs.run import Run
+from livescale.values.routes import Partner
+from livescale.values.types import WorkerRef
 
 _CONFIG = BatcherConfig(64, 4, 64, 16, growth_tokens=4)
 _REQUESTS_MAX = 10

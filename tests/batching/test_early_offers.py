@@ -6,11 +6,11 @@ import pytest
 from live_worlds import LiveWorld
 from test_decode_giver import role
 
-from livescale.batching import live_messages as messages
-from livescale.batching.batcher import BatcherConfig
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_messages import LiveMessage
-from livescale.types import WorkerRef
+from livescale.batching.contract import live_messages as messages
+from livescale.batching.contract.live_messages import LiveMessage
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.runs.batcher import BatcherConfig
+from livescale.values.types import WorkerRef
 
 LAYERS, PROMPT, LAYER_NS = 5, 20, 200
 CONFIG = BatcherConfig(64, 4, 64, 16, growth_tokens=4)

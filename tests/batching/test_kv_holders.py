@@ -13,9 +13,7 @@ from live_worlds import LiveWorld
 from test_decode_giver import end, happen, role
 
 from effort import examples
-from livescale.batching.batcher import BatcherConfig
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_messages import (
+from livescale.batching.contract.live_messages import (
     Handover,
     KvAt,
     KvLayer,
@@ -25,8 +23,10 @@ from livescale.batching.live_messages import (
     Settled,
     UnexpectedMessage,
 )
-from livescale.batching.run import BatchKey, SequenceSpec
-from livescale.types import LayerSpan, SamplingParams, WorkerRef
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.runs.batcher import BatcherConfig
+from livescale.batching.runs.run import BatchKey, SequenceSpec
+from livescale.values.types import LayerSpan, SamplingParams, WorkerRef
 
 CONFIG = BatcherConfig(64, 4, 64, 16, growth_tokens=4)
 LAYERS = 8

@@ -9,13 +9,13 @@ from live_parts import Target
 from live_worlds import SOURCE, LiveWorld
 
 from effort import examples
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.live_messages import Declined, Gone, Handover, Offer, Parted, Pull
-from livescale.batching.run import BatchKey, Run, SequenceSpec
-from livescale.routes import Partner
-from livescale.types import LayerSpan, SamplingParams, WorkerRef
+from livescale.batching.contract.live_messages import Declined, Gone, Handover, Offer, Parted, Pull
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.live.live_batcher import LiveBatcher
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import BatchKey, Run, SequenceSpec
+from livescale.values.routes import Partner
+from livescale.values.types import LayerSpan, SamplingParams, WorkerRef
 
 _SPAN = LayerSpan(0, 6)
 _CONFIG = BatcherConfig(64, 4, 64, 16, growth_tokens=4)

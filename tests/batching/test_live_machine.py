@@ -11,10 +11,10 @@ from live_worlds import LiveWorld
 from msgspec import structs
 
 from effort import examples
-from livescale.batching.batcher import BatcherConfig
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_order import LIVE_ORDERS
-from livescale.types import WorkerRef
+from livescale.batching.contract.live_order import LIVE_ORDERS
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.runs.batcher import BatcherConfig
+from livescale.values.types import WorkerRef
 
 _BLOCK_TOKENS = 2
 _orders = st.sampled_from(["zigzag"] * len(LIVE_ORDERS) + sorted(LIVE_ORDERS))

@@ -5,10 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.live_messages import (
+from livescale.batching.contract.live_messages import (
     Balance,
     Declined,
     Gone,
@@ -18,9 +15,12 @@ from livescale.batching.live_messages import (
     Parted,
     Pull,
 )
-from livescale.batching.run import SequenceSpec
-from livescale.routes import Partner
-from livescale.types import LayerSpan, SamplingParams, WorkerRef
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.live.live_batcher import LiveBatcher
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import SequenceSpec
+from livescale.values.routes import Partner
+from livescale.values.types import LayerSpan, SamplingParams, WorkerRef
 
 _SPAN = LayerSpan(0, 6)
 _CONFIG = BatcherConfig(1000, 4, 64, 16, growth_tokens=4)

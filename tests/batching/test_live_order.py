@@ -12,11 +12,11 @@ from live_parts import Target
 from live_worlds import LiveWorld
 
 from effort import examples
-from livescale.batching.batcher import BatcherConfig
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_order import LIVE_ORDERS, LiveOrder, Progress
-from livescale.plans import pair_rate, pair_until
-from livescale.types import WorkerRef
+from livescale.batching.contract.live_order import LIVE_ORDERS, LiveOrder, Progress
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.runs.batcher import BatcherConfig
+from livescale.messages.plans import pair_rate, pair_until
+from livescale.values.types import WorkerRef
 
 _LAYERS = 7
 #: one layer of one batch

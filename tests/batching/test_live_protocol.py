@@ -6,10 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.live_messages import (
+from livescale.batching.contract.live_messages import (
     Declined,
     Gone,
     Handover,
@@ -21,9 +18,12 @@ from livescale.batching.live_messages import (
     Settled,
     Taken,
 )
-from livescale.batching.run import SequenceSpec
-from livescale.routes import Partner
-from livescale.types import LayerSpan, SamplingParams, WorkerRef
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.live.live_batcher import LiveBatcher
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import SequenceSpec
+from livescale.values.routes import Partner
+from livescale.values.types import LayerSpan, SamplingParams, WorkerRef
 
 _SPAN = LayerSpan(0, 6)
 _CONFIG = BatcherConfig(64, 4, 64, 16, growth_tokens=4)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from pipeline_worlds import StageWorld
 
 from effort import examples
-from livescale.batching.run import Segment
-from livescale.batching.visit_merging import count_merged
-from livescale.batching.visit_messages import Lead, Stop, Visit
-from livescale.routes import Partner
-from livescale.types import LayerSpan, SamplingParams, WorkerRef
+from livescale.batching.contract.visit_messages import Lead, Stop, Visit
+from livescale.batching.lines.visit_merging import count_merged
+from livescale.batching.runs.run import Segment
+from livescale.values.routes import Partner
+from livescale.values.types import LayerSpan, SamplingParams, WorkerRef
 
 happenings = st.tuples(
     st.integers(0, 8_000), st.sampled_from(("lose", "form", "cancel")), st.integers(0, 11)

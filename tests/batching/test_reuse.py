@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from kv_double import KVDouble
 
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.run import Run, SequenceSpec
-from livescale.types import LayerSpan, SamplingParams
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import Run, SequenceSpec
+from livescale.values.types import LayerSpan, SamplingParams
 
 
 class Instance:

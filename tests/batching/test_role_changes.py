@@ -11,10 +11,10 @@ from test_decode_giver import role
 from test_early_offers import FIRST, GIVER, LAYER_NS, LAYERS, PROMPT, SECOND, Witness
 
 from effort import examples
-from livescale.batching import live_messages as messages
-from livescale.batching.batcher import BatcherConfig
-from livescale.batching.live_batch import LiveLimits
-from livescale.types import WorkerRef
+from livescale.batching.contract import live_messages as messages
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.runs.batcher import BatcherConfig
+from livescale.values.types import WorkerRef
 
 CONFIG = BatcherConfig(64, 4, 64, 16, growth_tokens=4)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.batching.run import SequenceSpec
-from livescale.batching.sequence import SequenceState
-from livescale.types import SamplingParams
+from livescale.batching.runs.run import SequenceSpec
+from livescale.batching.runs.sequence import SequenceState
+from livescale.values.types import SamplingParams
 
 BLOCK_TOKENS = 3
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)

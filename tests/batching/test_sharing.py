@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.choosing import share_tokens
-from livescale.batching.run import SequenceSpec
-from livescale.types import LayerSpan, SamplingParams
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.choosing import share_tokens
+from livescale.batching.runs.run import SequenceSpec
+from livescale.values.types import LayerSpan, SamplingParams
 
 KEYS = st.sampled_from([None, b"a", b"b"])
 PROMPTS = st.lists(st.tuples(st.integers(2, 50), KEYS), min_size=1, max_size=8)

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_messages import (
+from livescale.batching.contract.live_messages import (
     Declined,
     Gone,
     Handover,
@@ -22,10 +20,12 @@ from livescale.batching.live_messages import (
     Promised,
     Pull,
 )
-from livescale.batching.run import BatchKey, SequenceSpec
-from livescale.batching.stage_batcher import StageBatcher
-from livescale.routes import Partner, Pipeline, TeamMember
-from livescale.types import LayerSpan, SamplingParams, StageOf, WorkerRef
+from livescale.batching.lines.stage_batcher import StageBatcher
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import BatchKey, SequenceSpec
+from livescale.values.routes import Partner, Pipeline, TeamMember
+from livescale.values.types import LayerSpan, SamplingParams, StageOf, WorkerRef
 
 BLOCKS = 12
 SPANS = (LayerSpan(0, 2), LayerSpan(2, 4))

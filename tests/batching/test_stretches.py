@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.run import SequenceSpec
-from livescale.types import LayerSpan, SamplingParams
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import SequenceSpec
+from livescale.values.types import LayerSpan, SamplingParams
 
 ALL = LayerSpan(0, 4)
 

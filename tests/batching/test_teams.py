@@ -15,14 +15,14 @@ from live_worlds import SOURCE, LiveWorld
 from test_decode_giver import cancel, disown
 
 from effort import examples
-from livescale.batching.batcher import BatcherConfig
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_messages import LiveMessage, UnexpectedMessage
-from livescale.batching.run import Run, Segment
-from livescale.batching.team_parting import moving_pays
-from livescale.batching.visit_messages import Lead, Quota, Stop, Visit, Visited
-from livescale.routes import Partner, Team, TeamMember
-from livescale.types import LayerSpan, SamplingParams, WorkerRef
+from livescale.batching.contract.live_messages import LiveMessage, UnexpectedMessage
+from livescale.batching.contract.visit_messages import Lead, Quota, Stop, Visit, Visited
+from livescale.batching.lines.team_parting import moving_pays
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.runs.batcher import BatcherConfig
+from livescale.batching.runs.run import Run, Segment
+from livescale.values.routes import Partner, Team, TeamMember
+from livescale.values.types import LayerSpan, SamplingParams, WorkerRef
 
 CONFIG = BatcherConfig(64, 4, 64, 16, growth_tokens=4)
 LAYERS = 6

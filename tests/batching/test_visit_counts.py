@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from livescale.batching.reports import ReportPace
-from livescale.batching.run import BatchKey, Run, Segment
-from livescale.batching.visit_counts import VisitCounts
+from livescale.batching.contract.visit_counts import VisitCounts
+from livescale.batching.runs.reports import ReportPace
+from livescale.batching.runs.run import BatchKey, Run, Segment
 from livescale.messages.events import InstanceReported, StageCounts
-from livescale.types import LayerSpan, SamplingParams
+from livescale.values.types import LayerSpan, SamplingParams
 
 S = 1_000_000_000
 REPORT = InstanceReported(

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from livescale.bench.attacks import (
+from livescale.lab.bench.attacks.attacks import (
     GATEWAY_BYTES_MAX,
     RATIO_MAX,
     AttackFigures,
     AttacksReport,
 )
-from livescale.bench.broken_models import BrokenWay
-from livescale.bench.poison import POISON, attribute
-from livescale.bench.poison_prompts import POISON_PROMPTS
-from livescale.bench.poison_report import BrokenFigures, PoisonFigures, PromptFigures
-from livescale.cli.main import main
+from livescale.lab.bench.attacks.broken_models import BrokenWay
+from livescale.lab.bench.attacks.poison import POISON, attribute
+from livescale.lab.bench.attacks.poison_prompts import POISON_PROMPTS
+from livescale.lab.bench.attacks.poison_report import BrokenFigures, PoisonFigures, PromptFigures
+from livescale.main import main
 from livescale.telemetry.history.reading import Loss
 
 SHORT = ("--rounds", "1", "--seconds", "1")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from livescale.cli.main import main
+from livescale.main import main
 from slowness import patient
 
 ABOUT = {"machine", "versions", "command"}

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from livescale.bench.engine_report import EngineReport, EngineRow, TokenCheck
-from livescale.bench.errors import BenchError
-from livescale.bench.line_process import LineProcess, bench_process
-from livescale.bench.made_models import BenchShape, make_bench_model, parse_shape
-from livescale.bench.peers import judge
-from livescale.bench.peers.line_server import closed_loop
-from livescale.engine.model_files import read_manifest
-from livescale.load.slo import percentile
+from livescale.config.slo import percentile
+from livescale.engine.files.model_files import read_manifest
+from livescale.lab.bench.base.errors import BenchError
+from livescale.lab.bench.base.line_process import LineProcess, bench_process
+from livescale.lab.bench.base.made_models import BenchShape, make_bench_model, parse_shape
+from livescale.lab.bench.engines.engine_report import EngineReport, EngineRow, TokenCheck
+from livescale.lab.bench.peers.engines import judge
+from livescale.lab.bench.peers.line_server import closed_loop
 from slowness import patient
 
 SHAPE = BenchShape(64, 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from livescale.cli.main import main
+from livescale.main import main
 
 SMALL = ["bench", "controller", "--workers", "4,8", "--workers-per-model", "4", "--seconds", "2"]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from livescale.bench.cores import CoresOptions, CoresReport
-from livescale.cli.main import main
 from livescale.config.cores import read_cores
 from livescale.control.stages.compensation import fit_cores
+from livescale.lab.bench.engines.cores import CoresOptions, CoresReport
+from livescale.main import main
 
 CPUS = len(os.sched_getaffinity(0))
 

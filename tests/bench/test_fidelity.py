@@ -12,27 +12,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.bench.errors import BenchError
-from livescale.bench.fidelity import FidelityPool, timed_pool
-from livescale.bench.fidelity_figures import Agreement, agreement_table, agreements, run_figures
-from livescale.bench.fidelity_profile import (
+from livescale.control.state.config import ControllerConfig
+from livescale.lab.bench.base.errors import BenchError
+from livescale.lab.bench.pools.fidelity import FidelityPool, timed_pool
+from livescale.lab.bench.pools.fidelity_figures import (
+    Agreement,
+    agreement_table,
+    agreements,
+    run_figures,
+)
+from livescale.lab.bench.pools.fidelity_profile import (
     BURSTS,
     calibration_rows,
     measure_profile,
     simulated_pool,
 )
-from livescale.bench.fidelity_runs import ClientDelays, PlayedRun, play_simulated
-from livescale.cli.main import main
-from livescale.control.config import ControllerConfig
+from livescale.lab.bench.pools.fidelity_runs import ClientDelays, PlayedRun, play_simulated
 from livescale.latency.models import OverheadLatency
 from livescale.latency.work import LinearLatency, RunWork
 from livescale.load.traces import TraceRow
-from livescale.policies import ModelPolicy
-from livescale.runtime.catalog import live_limits, prepare_models
-from livescale.runtime.pool_layout import local_layout
-from livescale.sim.config import SimConfig
+from livescale.main import main
+from livescale.runtime.layout.pool_layout import local_layout
+from livescale.runtime.models.catalog import live_limits, prepare_models
+from livescale.sim.base.config import SimConfig
 from livescale.telemetry.history.reading import read_history
-from livescale.telemetry.record import RequestLine, ScaleLine, read_record
+from livescale.telemetry.record.record import RequestLine, ScaleLine, read_record
+from livescale.values.policies import ModelPolicy
 
 MS = 1_000_000
 figures = st.floats(0.001, 1e6)

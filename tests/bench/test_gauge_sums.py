@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from livescale.bench.errors import BenchError
-from livescale.bench.made_models import gauge_sum
-from livescale.gateway.backend import Reading
-from livescale.gateway.metrics import Metrics
-from livescale.gateway.metrics_page import HELP, MetricsPage
-from livescale.gateway.totals import Sums
+from livescale.gateway.contract.backend import Reading
+from livescale.gateway.metrics.metrics import Metrics
+from livescale.gateway.metrics.metrics_page import HELP, MetricsPage
+from livescale.gateway.metrics.totals import Sums
+from livescale.lab.bench.base.errors import BenchError
+from livescale.lab.bench.base.made_models import gauge_sum
 
 STATES = ("loading", "serving")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from livescale.bench.hosts import HostsBenchOptions, run_hosts
-from livescale.bench.simulated_hosts import join_simulated
-from livescale.cli.main import main
 from livescale.common.errors import UserError
+from livescale.lab.bench.hosts.hosts import HostsBenchOptions, run_hosts
+from livescale.lab.bench.hosts.simulated_hosts import join_simulated
+from livescale.main import main
 
 
 @pytest.mark.usefixtures("machine")

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from interrupted import nothing_is_left
-from livescale.cli.main import main
+from livescale.main import main
 
 KEYS = {
     *("kv_share_of_bandwidth", "load_share_of_bandwidth", "interfering_load_ratio"),

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.batching.live_order import LIVE_ORDERS, ZIGZAG
-from livescale.batching.run import Run, Segment
-from livescale.bench.errors import BenchError
-from livescale.bench.live import count_mismatches
-from livescale.bench.live_figures import (
+from livescale.batching.contract.live_order import LIVE_ORDERS, ZIGZAG
+from livescale.batching.runs.run import Run, Segment
+from livescale.engine.timed import TimedExecutor
+from livescale.lab.bench.base.errors import BenchError
+from livescale.lab.bench.live.live import count_mismatches
+from livescale.lab.bench.live.live_figures import (
     finished_at_half_load,
     half_load_ratio,
     ideal_last_to_stop,
@@ -26,22 +27,21 @@ from livescale.bench.live_figures import (
     source_idle_share,
     throughput_curve,
 )
-from livescale.bench.live_fleet import SOURCE, AskedRequest
-from livescale.bench.live_models import (
+from livescale.lab.bench.live.live_fleet import SOURCE, AskedRequest
+from livescale.lab.bench.live.live_models import (
     LINK_BYTES_PER_S_MAX,
     PairSetting,
     cpu_setting,
     make_live_model,
     timed_setting,
 )
-from livescale.bench.live_runs import ALONE, Burst, PairPlay
-from livescale.bench.live_twin import layer_ns, simulate
-from livescale.bench.live_worker import WorkItem
-from livescale.cli.main import main
-from livescale.engine.timed import TimedExecutor
+from livescale.lab.bench.live.live_runs import ALONE, Burst, PairPlay
+from livescale.lab.bench.live.live_twin import layer_ns, simulate
+from livescale.lab.bench.live.live_worker import WorkItem
 from livescale.latency.work import LinearLatency
+from livescale.main import main
 from livescale.sim.pair.player import LivePlay, loaded_every, play
-from livescale.types import SamplingParams
+from livescale.values.types import SamplingParams
 
 LAYERS, UNIT_NS = 16, 20_000_000
 TRIES = 5

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from interrupted import check_processes_end
-from livescale.bench.packing_wire import LAYERS
-from livescale.cli.main import main
+from livescale.lab.bench.transfer.packing_wire import LAYERS
 from livescale.latency.shapes import PRESETS
+from livescale.main import main
 
 SMALL = ("bench", "packing", "--model", "tiny", "--seconds", "0.2")
 NAMES = ["none", "pre_alloc", "packing", "in_place"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from livescale.cli.main import main
+from livescale.main import main
 
 SYSTEMS = {"livescale-stop", "livescale-overlap", "livescale-pairs", "livescale-bounds"}
 Bench = Callable[..., dict[str, Any]]

@@ -10,13 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.bench.profile_points import ProfiledModel, ProfileLimits, TimedRun, operations
-from livescale.cli.main import main
 from livescale.clusters.profiles import read_profile
 from livescale.config.reading import load_config
+from livescale.lab.bench.engines.profile_points import (
+    ProfiledModel,
+    ProfileLimits,
+    TimedRun,
+    operations,
+)
 from livescale.latency.table import TableLatency
 from livescale.latency.work import RunWork
-from livescale.runtime.catalog import latency
+from livescale.main import main
+from livescale.runtime.models.catalog import latency
 
 MODEL = ProfiledModel("machine", "m", layers=4, heads=4, kv_heads=2, head_dim=64)
 LIMITS = ProfileLimits(1024, 32, 2048)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from livescale.bench.receiving_report import (
+from livescale.lab.bench.transfer.receiving_report import (
     PROCESS,
     THREADS,
     ReceivingReport,
@@ -16,7 +16,7 @@ from livescale.bench.receiving_report import (
     Round,
     Window,
 )
-from livescale.cli.main import main
+from livescale.main import main
 from slowness import patient
 
 TINY = ("--shape", "64x2", "--vocabulary", "512", "--sequences", "2", "--size", "2MiB")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from livescale.cli.main import main
 from livescale.load.traces import TraceRow, write_trace
+from livescale.main import main
 
 S = 1_000_000_000
 SYSTEMS = {"fixed-full", "fixed-auto", "stop", "overlap", "zigzag", "livescale", "ideal"}

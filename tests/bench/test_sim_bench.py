@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from livescale.cli.main import main
+from livescale.main import main
 
 
 def test_pools_of_several_sizes_are_timed(

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.bench.soak.load import SoakEnd, SoakRequest
-from livescale.bench.soak.report import SoakReport
-from livescale.bench.soak.run import slope_within
-from livescale.cli.main import main
+from livescale.lab.bench.soak.load import SoakEnd, SoakRequest
+from livescale.lab.bench.soak.report import SoakReport
+from livescale.lab.bench.soak.run import slope_within
+from livescale.main import main
 from slowness import patient_ms
 
 KEYS = {

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from livescale.bench.errors import BenchError
-from livescale.bench.stage_figures import StageRun, read_run, together
-from livescale.bench.stage_scene import StageScene
-from livescale.cli.main import main
-from livescale.load.slo import RequestTiming
-from livescale.stages import check_stages
-from livescale.types import ModelSpec
+from livescale.config.slo import RequestTiming
+from livescale.lab.bench.base.errors import BenchError
+from livescale.lab.bench.lines.stage_figures import StageRun, read_run, together
+from livescale.lab.bench.lines.stage_scene import StageScene
+from livescale.main import main
+from livescale.values.stages import check_stages
+from livescale.values.types import ModelSpec
 
 HEADLINE = [
     "goodput_per_device_ratio_to_uniform",

@@ -12,15 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.bench.load_bench import shape_of_size
-from livescale.bench.mesh import eager_connections
-from livescale.bench.multicast_peers import gloo_seconds
-from livescale.bench.multicast_report import MulticastReport, MulticastRow, MulticastRun
-from livescale.bench.multicast_tls import TlsReport
-from livescale.bench.multicast_worker import layer_sizes
-from livescale.cli.main import main
-from livescale.testbed.bed import Testbed
-from livescale.testbed.spec import NetworkSpec
+from livescale.lab.bench.engines.load_bench import shape_of_size
+from livescale.lab.bench.transfer.mesh import eager_connections
+from livescale.lab.bench.transfer.multicast_peers import gloo_seconds
+from livescale.lab.bench.transfer.multicast_report import (
+    MulticastReport,
+    MulticastRow,
+    MulticastRun,
+)
+from livescale.lab.bench.transfer.multicast_tls import TlsReport
+from livescale.lab.bench.transfer.multicast_worker import layer_sizes
+from livescale.lab.testbed.bed import Testbed
+from livescale.lab.testbed.spec import NetworkSpec
+from livescale.main import main
 
 
 def figures_of(tmp_path: Path, *words: str) -> dict[str, Any]:

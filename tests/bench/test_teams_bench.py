@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from livescale.bench.errors import BenchError
-from livescale.bench.team_figures import read_play
-from livescale.cli.main import main
-from livescale.telemetry.record import read_record
+from livescale.lab.bench.base.errors import BenchError
+from livescale.lab.bench.lines.team_figures import read_play
+from livescale.main import main
+from livescale.telemetry.record.record import read_record
 from slowness import patient
 
 HEADLINE = ["team_throughput_ratio", "first_token_ratio_to_load", "multicast_slowdown"]

@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.bench.variation_lines import (
+from livescale.config.variation import variation_weights
+from livescale.control.stages.formulas.attention import learned_cvs
+from livescale.control.stages.formulas.variation import StageTraits, arrivals, flows_in, line
+from livescale.lab.bench.lines.variation_lines import (
     BETWEEN,
     BEYOND,
     TRAINED,
@@ -24,7 +27,7 @@ from livescale.bench.variation_lines import (
     simulated_joins,
     simulated_lines,
 )
-from livescale.bench.variation_training import (
+from livescale.lab.bench.lines.variation_training import (
     Samples,
     as_weights,
     first_weights,
@@ -32,10 +35,7 @@ from livescale.bench.variation_training import (
     samples_of,
     trained,
 )
-from livescale.cli.main import main
-from livescale.config.variation import variation_weights
-from livescale.control.stages.attention import learned_cvs
-from livescale.control.stages.variation import StageTraits, arrivals, flows_in, line
+from livescale.main import main
 
 QUICK = ["--lines", 12, "--requests", 20_000]
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from livescale.bench.line_process import bench_process
-from livescale.bench.vllm_serving import OURS, PLAIN, ServingFigures, ServingRow
-from livescale.cli.main import main
+from livescale.lab.bench.base.line_process import bench_process
+from livescale.lab.bench.engines.vllm_serving import OURS, PLAIN, ServingFigures, ServingRow
+from livescale.main import main
 from slowness import patient
 
 TOKENS = 5

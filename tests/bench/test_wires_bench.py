@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from livescale.bench.wires import WiresBenchOptions, WiresReport, WiresRound
-from livescale.cli.main import main
+from livescale.lab.bench.hosts.wires import WiresBenchOptions, WiresReport, WiresRound
+from livescale.main import main
 
 
 @pytest.mark.long

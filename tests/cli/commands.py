@@ -10,8 +10,8 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from unittest.mock import patch
 
-from livescale.cli.main import main
 from livescale.common.interpreter import module_words
+from livescale.main import main
 from slowness import patient
 
 Ended = tuple[int, str, str]
@@ -37,7 +37,7 @@ def livescale(*words: object, environ: Mapping[str, str] | None = None) -> Ended
 def livescale_process(*words: object, environ: Mapping[str, str] | None = None) -> Ended:
     """In a process of its own."""
     done = subprocess.run(
-        module_words("livescale.cli.main", *map(str, words)),
+        module_words("livescale.main", *map(str, words)),
         capture_output=True,
         text=True,
         timeout=patient(60),

@@ -12,7 +12,7 @@ from livescale.common.credentials import Credentials
 from livescale.common.proofs import NotAdmittedError
 from livescale.common.settings import ConfigError
 from livescale.config.reading import load_config
-from livescale.gateway.https import check_https
+from livescale.gateway.http.https import check_https
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 from commands import livescale
 
 from livescale.cli.machine_text import machine_lines
-from livescale.runtime.gpu_links import Gpu
-from livescale.runtime.machine import Interface, Machine, NumaNode, os_addresses
+from livescale.runtime.supervisor.gpu_links import Gpu
+from livescale.runtime.supervisor.machine import Interface, Machine, NumaNode, os_addresses
 
 
 def test_this_machine_is_shown(tmp_path: Path) -> None:

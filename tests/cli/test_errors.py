@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from commands import livescale, livescale_process
 
-from livescale.engine.model_files import read_manifest
+from livescale.engine.files.model_files import read_manifest
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from interrupted import check_interrupt, nothing_is_left
-from livescale.cli.main import main
+from livescale.main import main
 from slowness import patient_ms
 
 TRIES = 5

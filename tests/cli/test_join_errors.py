@@ -22,9 +22,9 @@ from livescale.common.credentials import Credentials
 from livescale.common.interpreter import module_words
 from livescale.common.private_files import is_private
 from livescale.common.settings import ConfigError
-from livescale.runtime.cluster_folder import ClusterFolder
-from livescale.runtime.head_talk import JoinError
-from livescale.runtime.token import make_token, read_token
+from livescale.runtime.join.cluster_folder import ClusterFolder
+from livescale.runtime.join.head_talk import JoinError
+from livescale.runtime.wire.token import make_token, read_token
 from slowness import patient
 
 
@@ -213,7 +213,7 @@ def test_the_head_is_asked_again_until_it_is_there(command: str, token: Path) ->
         head = f"127.0.0.1:{listener.getsockname()[1]}"
         flags = ("--token-file", token, "--patience-s", patience_s)
         words = map(str, (command, *COMMANDS[command], head, *flags))
-        process = module_words("livescale.cli.main", *words)
+        process = module_words("livescale.main", *words)
         with subprocess.Popen(process, stderr=subprocess.PIPE, text=True) as asking:
             assert asking.stderr is not None
             assert (

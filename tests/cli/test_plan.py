@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from livescale.cli.main import main
 from livescale.latency.shapes import LLAMA_3_8B
+from livescale.main import main
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "topologies"
 TESTBED = str(EXAMPLES / "two-leaves-of-three.yaml")

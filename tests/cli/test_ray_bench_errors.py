@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from livescale.cli.main import main
+from livescale.main import main
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed"

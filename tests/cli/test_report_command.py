@@ -8,15 +8,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from livescale.cli.main import main
-from livescale.telemetry.record import (
+from livescale.main import main
+from livescale.telemetry.record.record import (
     AnyLine,
     RequestLine,
     RunLine,
     read_record,
     write_record,
 )
-from livescale.telemetry.record_file import RecordClaim
+from livescale.telemetry.record.record_file import RecordClaim
 
 
 @pytest.fixture(scope="module")

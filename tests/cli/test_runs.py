@@ -13,7 +13,7 @@ import pytest
 
 from effort import mostly_long
 from livescale.load.traces import TraceRow, write_trace
-from livescale.telemetry.record import RequestLine, read_record
+from livescale.telemetry.record.record import RequestLine, read_record
 from livescale.telemetry.replay import replay
 from slowness import patient, patient_ms
 
@@ -27,7 +27,7 @@ def livescale(*words: object) -> str:
     """A pool, in a process of its own, as one that is started by hand."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("LIVESCALE_")}
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "livescale.cli.main", *map(str, words)],
+        [sys.executable, "-P", "-m", "livescale.main", *map(str, words)],
         capture_output=True,
         text=True,
         timeout=patient(120),

@@ -42,7 +42,7 @@ class Serve:
 
     def __init__(self, *words: object, **environ: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "livescale.cli.main", "serve", *map(str, words)],
+            [sys.executable, "-P", "-m", "livescale.main", "serve", *map(str, words)],
             stdout=subprocess.PIPE,
             text=True,
             env={k: v for k, v in os.environ.items() if not k.startswith("LIVESCALE_")} | environ,

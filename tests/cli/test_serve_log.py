@@ -35,7 +35,7 @@ class Serving:
 
     def __init__(self, stderr: int, *words: object) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "livescale.cli.main", "serve", *map(str, words)],
+            [sys.executable, "-P", "-m", "livescale.main", "serve", *map(str, words)],
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,

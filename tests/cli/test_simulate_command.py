@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from livescale.cli.main import main
 from livescale.load.traces import TraceRow, write_trace
-from livescale.telemetry.record import RequestLine, read_record
+from livescale.main import main
+from livescale.telemetry.record.record import RequestLine, read_record
 from livescale.telemetry.replay import replay
 
 S = 1_000_000_000

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.cli.top import Look, metric_sums, window_text
-from livescale.gateway.backend import ModelPhase, ModelStatus
+from livescale.gateway.contract.backend import ModelPhase, ModelStatus
 
 STAGED = ModelStatus(
     "m",

@@ -8,7 +8,7 @@ import socket
 import pytest
 from scripted_server import Script, ScriptedServer
 
-from livescale.client.replayer import (
+from livescale.lab.client.replayer import (
     PromptIdsFor,
     ReplayResult,
     lateness_ns,

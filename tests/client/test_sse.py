@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.client.completion import EVENT_BYTES_MAX, SseError, SseParser
+from livescale.lab.client.completion import EVENT_BYTES_MAX, SseError, SseParser
 
 texts = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=20)
 

@@ -12,10 +12,10 @@ from livescale.config.cores import cores_max, cores_model, write_cores
 from livescale.config.model import ModelConfig
 from livescale.config.pool import PoolConfig
 from livescale.config.reading import load_config
-from livescale.policies import CoresModel, StagesByQueue
-from livescale.runtime.pool_process import child_environment
-from livescale.runtime.scaling_settings import model_scaling
-from livescale.types import ModelSpec, StageOf
+from livescale.runtime.children.pool_process import child_environment
+from livescale.runtime.models.scaling_settings import model_scaling
+from livescale.values.policies import CoresModel, StagesByQueue
+from livescale.values.types import ModelSpec, StageOf
 
 MODEL = CoresModel(3e6, 7e6)
 

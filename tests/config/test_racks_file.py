@@ -9,7 +9,7 @@ import pytest
 from livescale.common.settings import ConfigError
 from livescale.config.racks import read_racks
 from livescale.config.reading import load_config
-from livescale.runtime.supervisor import Pool
+from livescale.runtime.supervisor.supervisor import Pool
 
 
 def written(tmp_path: Path, text: str) -> Path:

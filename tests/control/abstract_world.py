@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from livescale.chunks import senders
 from livescale.clusters.topology import Device, Host
-from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
+from livescale.control.state.config import ControllerConfig
 from livescale.messages import commands, events
 from livescale.messages.commands import AnyCommand
 from livescale.messages.events import AnyEvent
-from livescale.policies import ModelPolicy
-from livescale.routes import Duty
 from livescale.sim.checkers.commands import CommandChecker
 from livescale.sim.checkers.failures import FailureChecker
-from livescale.types import (
+from livescale.values.chunks import senders
+from livescale.values.policies import ModelPolicy
+from livescale.values.routes import Duty
+from livescale.values.types import (
     FromWorker,
     HoldingId,
     InstanceId,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from livescale.chunks import ChunkGrid, Feed
 from livescale.clusters.topology import Device, Direction, Host, Leaf, LinkKind, LinkUse, Topology
 from livescale.control.multicast.cost import CostModel
 from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.request import PlanRequest, Source
-from livescale.plans import ScalePlan
-from livescale.types import FromWorker, WorkerRef, agent_ref
+from livescale.messages.plans import ScalePlan
+from livescale.values.chunks import ChunkGrid, Feed
+from livescale.values.types import FromWorker, WorkerRef, agent_ref
 
 W = [WorkerRef(number) for number in range(64)]
 H = [agent_ref(number) for number in range(8)]

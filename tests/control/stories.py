@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from livescale.chunks import ChunkGrid, Feed
 from livescale.clusters.topology import Device, Host
-from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
+from livescale.control.state.config import ControllerConfig
 from livescale.messages.commands import (
     AnyCommand,
     DropHolding,
@@ -33,10 +32,11 @@ from livescale.messages.events import (
     RequestEnded,
     WorkerJoined,
 )
-from livescale.plans import ScalePlan
-from livescale.policies import ModelPolicy
-from livescale.routes import Duty
-from livescale.types import (
+from livescale.messages.plans import ScalePlan
+from livescale.values.chunks import ChunkGrid, Feed
+from livescale.values.policies import ModelPolicy
+from livescale.values.routes import Duty
+from livescale.values.types import (
     FromStorage,
     FromWorker,
     HoldingId,

@@ -22,12 +22,12 @@ from stories import (
     step,
 )
 
-from livescale.chunks import fitting_chunk_bytes
 from livescale.clusters.topology import Host
 from livescale.control.controller import Controller
 from livescale.messages.commands import AmendHolding, AnyCommand
 from livescale.messages.events import AgentJoined, WorkerJoined, WorkerLost
-from livescale.types import FromStorage, FromWorker, WorkerRef
+from livescale.values.chunks import fitting_chunk_bytes
+from livescale.values.types import FromStorage, FromWorker, WorkerRef
 
 UNIT = 1 << 20
 SLOW = msgspec.structs.replace(DEVICE, interface_bytes_per_s=25_000_000)

@@ -8,7 +8,12 @@ from math import ceil
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.control.client_queues import REMEMBERED_NS, ClientQueues, QueueShares, RecentClients
+from livescale.control.requests.client_queues import (
+    REMEMBERED_NS,
+    ClientQueues,
+    QueueShares,
+    RecentClients,
+)
 
 CLIENTS = ["a", "b", "c", "d"]
 arrivals = st.lists(st.sampled_from(CLIENTS), max_size=30)

@@ -33,10 +33,10 @@ from stories import (
     whole,
 )
 
-from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
-from livescale.control.holdings import InvalidMove
-from livescale.control.instance import Instance, InvalidTransition
+from livescale.control.state.config import ControllerConfig
+from livescale.control.state.holdings import InvalidMove
+from livescale.control.state.instance import Instance, InvalidTransition
 from livescale.messages.commands import (
     AmendHolding,
     Dispatch,
@@ -69,9 +69,9 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.policies import ModelPolicy
-from livescale.routes import Duty
-from livescale.types import HoldingId, InstanceState, Outcome, Role, WorkerRef
+from livescale.values.policies import ModelPolicy
+from livescale.values.routes import Duty
+from livescale.values.types import HoldingId, InstanceState, Outcome, Role, WorkerRef
 
 LOW_NS = 333 * MS
 

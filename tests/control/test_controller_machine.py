@@ -10,11 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from effort import examples
 from livescale.common.regions import ALIGNMENT_BYTES
-from livescale.control.config import ControllerConfig
+from livescale.control.state.config import ControllerConfig
 from livescale.messages.events import RequestArrived
-from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
-from livescale.policies import Bounds, ModelPolicy, ScalingPolicy, SloAim, TargetOngoing
-from livescale.types import InstanceState, ModelSpec, Outcome, agent_ref
+from livescale.values.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
+from livescale.values.policies import Bounds, ModelPolicy, ScalingPolicy, SloAim, TargetOngoing
+from livescale.values.types import InstanceState, ModelSpec, Outcome, agent_ref
 
 MS = 1_000_000
 NUMBERS = range(5)

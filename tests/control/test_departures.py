@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from livescale.control.departures import Departures
+from livescale.control.cluster.departures import Departures
 from livescale.messages.events import MembersLeave
-from livescale.types import WorkerRef
+from livescale.values.types import WorkerRef
 
 W = [WorkerRef(number) for number in range(3)]
 ON_HOSTS = [("a", W[0]), ("a", W[1]), ("b", W[2])]

@@ -23,8 +23,8 @@ from livescale.clusters.topology import Device
 from livescale.control.controller import Controller
 from livescale.messages.commands import AnyCommand, ChangeDuty, Drain, Resume
 from livescale.messages.events import InstanceReported, Tick, WorkerLost
-from livescale.routes import Duty, Partner, Taker
-from livescale.types import HoldingId, InstanceId
+from livescale.values.routes import Duty, Partner, Taker
+from livescale.values.types import HoldingId, InstanceId
 
 
 def takers(commands: Sequence[AnyCommand]) -> list[tuple[InstanceId, list[InstanceId]]]:

@@ -27,14 +27,14 @@ from stories import (
     step,
 )
 
-from livescale.control.config import PairRule
 from livescale.control.multicast.planner import make_plan
-from livescale.control.pairing import choose_pairings
+from livescale.control.state.config import PairRule
+from livescale.control.together.pairing import choose_pairings
 from livescale.messages.commands import AnyCommand, ChangeDuty, Paired
 from livescale.messages.events import AnyEvent, HoldingReport, LayerArrived, WorkerJoined
-from livescale.policies import RoleLimits
-from livescale.routes import Partner
-from livescale.types import HoldingId, Role, WorkerRef
+from livescale.values.policies import RoleLimits
+from livescale.values.routes import Partner
+from livescale.values.types import HoldingId, Role, WorkerRef
 
 LIVE: dict[str, Any] = {
     "live_order": "zigzag",

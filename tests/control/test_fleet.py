@@ -7,10 +7,10 @@ import pytest
 from stories import W, load_order
 
 from livescale.clusters.topology import Device
-from livescale.control.fleet import Fleet
-from livescale.control.holdings import Copy, Holding, HoldingState
-from livescale.control.instance import TRANSITIONS, Instance, InvalidTransition
-from livescale.control.pool import ParameterPool
+from livescale.control.state.fleet import Fleet
+from livescale.control.state.holdings import Copy, Holding, HoldingState
+from livescale.control.state.instance import TRANSITIONS, Instance, InvalidTransition
+from livescale.control.state.pool import ParameterPool
 from livescale.messages.commands import Drain, ReleaseHolding, Resume
 from livescale.messages.events import (
     FirstByteArrived,
@@ -22,8 +22,8 @@ from livescale.messages.events import (
     LiveStarted,
     WorkerLost,
 )
-from livescale.routes import Duty
-from livescale.types import (
+from livescale.values.routes import Duty
+from livescale.values.types import (
     HoldingId,
     InstanceId,
     InstanceState,

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples, mostly_long
-from livescale.chunks import ChunkGrid
 from livescale.control.multicast.binomial import (
     binomial_steps,
     cut_blocks,
@@ -22,15 +21,16 @@ from livescale.control.multicast.binomial import (
     sub_groups,
 )
 from livescale.control.multicast.cost import bytes_in_layer
-from livescale.control.team_spans import ORDERS_MAX, Loading, TeamModel, even_spans
-from livescale.control.teams import (
+from livescale.control.together.team_spans import ORDERS_MAX, Loading, TeamModel, even_spans
+from livescale.control.together.teams import (
     TEAM_STRATEGIES,
     FormedTeam,
     form_teams,
     pipelines,
 )
-from livescale.routes import Partner, Stage, Team, TeamMember
-from livescale.types import InstanceId, LayerSpan, WorkerRef
+from livescale.values.chunks import ChunkGrid
+from livescale.values.routes import Partner, Stage, Team, TeamMember
+from livescale.values.types import InstanceId, LayerSpan, WorkerRef
 
 # -- steps, played --------------------------------------------------------------------------------
 

@@ -27,7 +27,6 @@ from stories import (
     whole,
 )
 
-from livescale.chunks import senders
 from livescale.clusters.topology import Host
 from livescale.control.controller import Controller
 from livescale.messages.commands import (
@@ -48,7 +47,8 @@ from livescale.messages.events import (
     Tick,
     WorkerLost,
 )
-from livescale.types import FromStorage, FromWorker, HoldingId, WorkerRef
+from livescale.values.chunks import senders
+from livescale.values.types import FromStorage, FromWorker, HoldingId, WorkerRef
 
 
 def guest(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stories import H, W, copy_order, drop, load_order
 
-from livescale.control.holdings import TRANSITIONS, Copy, Holding, HoldingState, InvalidMove
+from livescale.control.state.holdings import TRANSITIONS, Copy, Holding, HoldingState, InvalidMove
 from livescale.messages.commands import DropHolding, ReleaseHolding, StartHolding
 from livescale.messages.events import (
     FirstByteArrived,
@@ -17,7 +17,7 @@ from livescale.messages.events import (
     LayerArrived,
     WorkerLost,
 )
-from livescale.types import HoldingId, Value
+from livescale.values.types import HoldingId, Value
 
 S = HoldingState
 CAUSES = (

@@ -33,9 +33,8 @@ from stories import (
     whole,
 )
 
-from livescale.chunks import senders
 from livescale.control.controller import Controller
-from livescale.control.placement import Discard, HostRoom, Keep, ModelCopies, suggest
+from livescale.control.policy.placement import Discard, HostRoom, Keep, ModelCopies, suggest
 from livescale.messages.commands import AnyCommand, DropHolding, ModelGone
 from livescale.messages.events import (
     AnyEvent,
@@ -47,8 +46,9 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
-from livescale.types import HoldingId, agent_ref
+from livescale.values.chunks import senders
+from livescale.values.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
+from livescale.values.types import HoldingId, agent_ref
 
 IDLE_NS = 500 * MS
 KEPT = HoldingId(900, H[0])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.control.host_ledger import (
+from livescale.control.cluster.host_ledger import (
     LIVES_PER_START,
     HostLedger,
     HostNumbers,

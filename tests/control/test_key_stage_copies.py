@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.control.placement import Discard, HostRoom, Keep, ModelCopies, suggest
-from livescale.control.stage_schedule import StageSchedule
+from livescale.control.policy.placement import Discard, HostRoom, Keep, ModelCopies, suggest
 from livescale.control.stages.key_stages import KeyStage
-from livescale.placements import KeyStageCopies, keeps_last
-from livescale.types import WorkerRef, agent_ref
+from livescale.control.state.stage_schedule import StageSchedule
+from livescale.values.placements import KeyStageCopies, keeps_last
+from livescale.values.types import WorkerRef, agent_ref
 
 PERCENT = 85
 KEY = KeyStageCopies()

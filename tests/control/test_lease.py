@@ -12,7 +12,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.control.lease import LeaseClaim, LeaseRecord, LeaseTerms
+from livescale.control.cluster.lease import LeaseClaim, LeaseRecord, LeaseTerms
 
 TERM_NS = 1_000_000
 TERMS = LeaseTerms(TERM_NS, drift_permille=50)

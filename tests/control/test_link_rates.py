@@ -10,7 +10,7 @@ from stories import DEVICE, H, W, arrived, loaded, make_controller, plans_of, se
 from livescale.clusters.topology import Device, Direction, Host
 from livescale.control.controller import Controller
 from livescale.messages.events import AgentJoined, LinkMeasured, WorkerJoined
-from livescale.types import HoldingId
+from livescale.values.types import HoldingId
 
 SIZE_BYTES = 60
 NS_PER_S = 1_000_000_000

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.control.liveness import SilenceWatch, WorkProgress, look_gap_ns
+from livescale.control.cluster.liveness import SilenceWatch, WorkProgress, look_gap_ns
 
 LOST_AFTER = 1000
 GAP = look_gap_ns(LOST_AFTER)

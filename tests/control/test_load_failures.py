@@ -27,9 +27,9 @@ from stories import (
     whole,
 )
 
-from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
-from livescale.control.load_failures import LoadFailures
+from livescale.control.state.config import ControllerConfig
+from livescale.control.state.load_failures import LoadFailures
 from livescale.messages.commands import AnyCommand, FailRequest
 from livescale.messages.events import (
     AgentJoined,
@@ -39,7 +39,7 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.types import HoldingId, WorkerRef
+from livescale.values.types import HoldingId, WorkerRef
 
 RETRY_NS = 100 * MS
 CONFIG = ControllerConfig((), 0, load_retry_ns=RETRY_NS, load_retry_ns_max=8 * RETRY_NS)

@@ -28,11 +28,10 @@ from stories import (
     whole,
 )
 
-from livescale.chunks import Feed
 from livescale.control.controller import Controller
-from livescale.control.holdings import Holding, HoldingState
-from livescale.control.loads import Loads
-from livescale.control.pool import ParameterPool
+from livescale.control.planning.loads import Loads
+from livescale.control.state.holdings import Holding, HoldingState
+from livescale.control.state.pool import ParameterPool
 from livescale.messages.commands import AmendHolding, AnyCommand, StartHolding
 from livescale.messages.events import (
     FeedFailed,
@@ -42,7 +41,8 @@ from livescale.messages.events import (
     Tick,
     WorkerLost,
 )
-from livescale.types import HoldingId, WorkerRef
+from livescale.values.chunks import Feed
+from livescale.values.types import HoldingId, WorkerRef
 
 GRACE_NS = 100 * MS
 SECOND_NS = 1000 * MS

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from effort import examples
-from livescale.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.clusters.topology import Direction, Host, LinkKind, Topology
 from livescale.control.multicast.binomial import BinomialPlan, groups_at_home
 from livescale.control.multicast.planner import STRATEGIES, make_plan
 from livescale.control.multicast.request import Source
-from livescale.plans import ScalePlan
-from livescale.types import FromStorage, FromWorker, Upstream, WorkerRef
+from livescale.messages.plans import ScalePlan
+from livescale.values.chunks import ChunkGrid, ChunkRange, Feed
+from livescale.values.types import FromStorage, FromWorker, Upstream, WorkerRef
 
 
 def mixed(rates: list[int | None]) -> Topology:

@@ -31,10 +31,10 @@ from stories import (
     step,
 )
 
-from livescale.control.config import PairRule
 from livescale.control.controller import Controller
 from livescale.control.multicast.planner import make_plan
-from livescale.control.pairing import (
+from livescale.control.state.config import PairRule
+from livescale.control.together.pairing import (
     PairingChoice,
     PairTerms,
     choose_pairings,
@@ -55,10 +55,8 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.plans import pair_rate
-from livescale.policies import ModelPolicy
-from livescale.routes import Partner
-from livescale.telemetry.record import (
+from livescale.messages.plans import pair_rate
+from livescale.telemetry.record.record import (
     RECORD_VERSION,
     AnyLine,
     RunLine,
@@ -67,7 +65,16 @@ from livescale.telemetry.record import (
     write_record,
 )
 from livescale.telemetry.replay import replay
-from livescale.types import HoldingId, InstanceState, LayerSpan, ModelSpec, Outcome, WorkerRef
+from livescale.values.policies import ModelPolicy
+from livescale.values.routes import Partner
+from livescale.values.types import (
+    HoldingId,
+    InstanceState,
+    LayerSpan,
+    ModelSpec,
+    Outcome,
+    WorkerRef,
+)
 
 S1, S2 = Partner(201, W[20]), Partner(202, W[21])
 LIVE: dict[str, Any] = {

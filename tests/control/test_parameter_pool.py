@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from stories import H, W, copy_order, load_order
 
 from effort import examples
-from livescale.control.holdings import Copy, Holding, HoldingState
-from livescale.control.pool import LastCopyError, ParameterPool
+from livescale.control.state.holdings import Copy, Holding, HoldingState
+from livescale.control.state.pool import LastCopyError, ParameterPool
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import (
     HoldingCompleted,
@@ -21,7 +21,7 @@ from livescale.messages.events import (
     HoldingFailed,
     LayerArrived,
 )
-from livescale.types import HoldingId, Value, WorkerRef
+from livescale.values.types import HoldingId, Value, WorkerRef
 
 MODELS = ["a", "b"]
 #: where copies lie: the workers of an instance (of one rank, or of two), or a host

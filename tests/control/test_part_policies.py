@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from livescale.control.load_snapshot import LoadSnapshot
-from livescale.control.part_policies import PartPolicies
-from livescale.policies import Bounds, SloAim
-from livescale.types import LayerSpan, Part, Role
+from livescale.control.policy.load_snapshot import LoadSnapshot
+from livescale.control.policy.part_policies import PartPolicies
+from livescale.values.policies import Bounds, SloAim
+from livescale.values.types import LayerSpan, Part, Role
 
 PLACES = 64
 RATE = 10_000

@@ -25,7 +25,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.clusters.topology import Device, Direction, Host, Leaf, LinkKind, Topology
 from livescale.control.multicast.bound import lower_bound
 from livescale.control.multicast.cost import CostModel, shape_of
@@ -33,8 +32,9 @@ from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.planner import STRATEGIES, PlanError, make_plan
 from livescale.control.multicast.ranges import covers, intersect
 from livescale.control.multicast.request import PlanRequest, Source
-from livescale.plans import ScalePlan
-from livescale.types import FromStorage, FromWorker
+from livescale.messages.plans import ScalePlan
+from livescale.values.chunks import ChunkGrid, ChunkRange, Feed
+from livescale.values.types import FromStorage, FromWorker
 
 IN, OUT = Direction.IN, Direction.OUT
 ONE_COPY_NS = 320 * (1 << 20) * 80

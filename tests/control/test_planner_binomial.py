@@ -9,7 +9,6 @@ from clusters import W, check_reaches_all, copies, request, singles
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.chunks import ChunkGrid
 from livescale.control.multicast.binomial import (
     binomial_steps,
     cut_blocks,
@@ -17,6 +16,7 @@ from livescale.control.multicast.binomial import (
     sub_groups,
 )
 from livescale.control.multicast.planner import make_plan
+from livescale.values.chunks import ChunkGrid
 
 
 @pytest.mark.parametrize("nodes", range(2, 17))

@@ -7,10 +7,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.chunks import ChunkRange, Feed
 from livescale.control.multicast.planner import STRATEGIES, make_plan
 from livescale.control.multicast.repair import nearest, repair
-from livescale.types import FromStorage, FromWorker, WorkerRef
+from livescale.values.chunks import ChunkRange, Feed
+from livescale.values.types import FromStorage, FromWorker, WorkerRef
 
 FeedsOf = dict[WorkerRef, tuple[Feed, ...]]
 ALL = (ChunkRange(0, 24),)

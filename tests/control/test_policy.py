@@ -10,11 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from livescale.control.autoscaler import Autoscaler, TokenWindow
-from livescale.control.load_snapshot import LoadSnapshot, Suggestion
-from livescale.control.policy import BoundsPolicy, SloPolicy, TargetOngoingPolicy, make_policy
-from livescale.policies import DAY_NS, Bounds, ModelPolicy, Period, SloAim, TargetOngoing
-from livescale.types import ModelSpec
+from livescale.control.policy.autoscaler import Autoscaler, TokenWindow
+from livescale.control.policy.load_snapshot import LoadSnapshot, Suggestion
+from livescale.control.policy.policy import (
+    BoundsPolicy,
+    SloPolicy,
+    TargetOngoingPolicy,
+    make_policy,
+)
+from livescale.values.policies import DAY_NS, Bounds, ModelPolicy, Period, SloAim, TargetOngoing
+from livescale.values.types import ModelSpec
 
 MS = 1_000_000
 HOUR_NS = DAY_NS // 24

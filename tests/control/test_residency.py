@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.control.residency import ResidentLayers
+from livescale.control.policy.residency import ResidentLayers
 
 MODELS = st.sampled_from("abcd")
 LAYERS = st.lists(st.integers(1, 9), min_size=3, max_size=8)

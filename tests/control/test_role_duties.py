@@ -28,10 +28,10 @@ from stories import (
 from livescale.control.controller import Controller
 from livescale.messages.commands import AnyCommand, ChangeDuty, Dispatch
 from livescale.messages.events import AnyEvent, BatchTaken, RequestEnded, WorkerJoined, WorkerLost
-from livescale.plans import FromWorker
-from livescale.policies import ModelPolicy, Period, RoleLimits
-from livescale.routes import Does
-from livescale.types import LayerSpan, Outcome, Part, Role, WorkerRef
+from livescale.messages.plans import FromWorker
+from livescale.values.policies import ModelPolicy, Period, RoleLimits
+from livescale.values.routes import Does
+from livescale.values.types import LayerSpan, Outcome, Part, Role, WorkerRef
 
 SPAN = LayerSpan(0, SPEC.layers)
 PREFILL, DECODE = (Part("m", SPAN, role) for role in (Role.PREFILL, Role.DECODE))

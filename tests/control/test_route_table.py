@@ -27,9 +27,9 @@ from stories import (
 
 from livescale.control.controller import Controller
 from livescale.messages.events import AnyEvent, LiveStarted, WorkerJoined
-from livescale.policies import ModelPolicy, RoleLimits
-from livescale.routes import Does, KvMove, Partner, Route, Stage, kv_moves
-from livescale.types import InstanceId, LayerSpan, ModelSpec, Role
+from livescale.values.policies import ModelPolicy, RoleLimits
+from livescale.values.routes import Does, KvMove, Partner, Route, Stage, kv_moves
+from livescale.values.types import InstanceId, LayerSpan, ModelSpec, Role
 
 LAYERS, CUT = 8, 4
 SPAN, DECODERS = LayerSpan(0, LAYERS + 2), LayerSpan(1, LAYERS + 1)

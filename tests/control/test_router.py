@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from effort import examples
-from livescale.bindings import Binding, EarlyBinding, LateBinding
-from livescale.control.client_queues import REMEMBERED_NS
-from livescale.control.router import Assignment, Router
-from livescale.control.router_rows import RequestRecord
+from livescale.control.requests.client_queues import REMEMBERED_NS
+from livescale.control.requests.router import Assignment, Router
+from livescale.control.requests.router_rows import RequestRecord
 from livescale.messages.events import InstanceReported
-from livescale.routes import Does, Hop, PairProgress, Partner, Route
-from livescale.types import LayerSpan, Part, WorkerRef
+from livescale.values.bindings import Binding, EarlyBinding, LateBinding
+from livescale.values.routes import Does, Hop, PairProgress, Partner, Route
+from livescale.values.types import LayerSpan, Part, WorkerRef
 
 M = Part("m", LayerSpan(0, 3))
 W = [WorkerRef(number) for number in range(4)]

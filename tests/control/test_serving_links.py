@@ -19,13 +19,13 @@ from stories import (
 )
 
 from livescale.clusters.topology import Leaf
-from livescale.control.config import ANY_PAIR
 from livescale.control.controller import Controller
+from livescale.control.state.config import ANY_PAIR
 from livescale.messages.commands import AnyCommand, StartHolding
 from livescale.messages.events import AnyEvent, InstanceReported, WorkerJoined, WorkerLost
-from livescale.plans import ScalePlan
-from livescale.routes import Partner
-from livescale.types import HoldingId
+from livescale.messages.plans import ScalePlan
+from livescale.values.routes import Partner
+from livescale.values.types import HoldingId
 
 RATE = 1000
 SIZE_BYTES = 60

@@ -35,9 +35,9 @@ from livescale.messages.commands import (
     WakeAt,
 )
 from livescale.messages.events import HoldingDropped, Tick
-from livescale.placements import NoCopies
-from livescale.policies import DAY_NS, ModelPolicy, Period, TargetOngoing
-from livescale.types import HoldingId, InstanceState
+from livescale.values.placements import NoCopies
+from livescale.values.policies import DAY_NS, ModelPolicy, Period, TargetOngoing
+from livescale.values.types import HoldingId, InstanceState
 
 HOUR_NS = DAY_NS // 24
 

@@ -10,11 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from livescale.control.autoscaler import Autoscaler
-from livescale.control.load_snapshot import LoadSnapshot, Suggestion
-from livescale.control.policy import SloPolicy
-from livescale.control.service_rate import ServiceRate
-from livescale.policies import SloAim
+from livescale.control.policy.autoscaler import Autoscaler
+from livescale.control.policy.load_snapshot import LoadSnapshot, Suggestion
+from livescale.control.policy.policy import SloPolicy
+from livescale.control.policy.service_rate import ServiceRate
+from livescale.values.policies import SloAim
 
 MS = 1_000_000
 S = 1_000 * MS

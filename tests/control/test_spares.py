@@ -32,9 +32,9 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.policies import ModelPolicy
-from livescale.routes import Duty
-from livescale.types import HoldingId, InstanceState, LayerSpan, WorkerRef
+from livescale.values.policies import ModelPolicy
+from livescale.values.routes import Duty
+from livescale.values.types import HoldingId, InstanceState, LayerSpan, WorkerRef
 
 WIDE = msgspec.structs.replace(DEVICE, arena_bytes=ALIGNMENT_BYTES + SPEC.size_bytes)
 """Has room for two models."""

@@ -11,7 +11,7 @@ from stories import W, arrived, finished, reported, serving, step
 
 from livescale.messages.commands import AnyCommand, Dispatch, FailRequest
 from livescale.messages.events import AnyEvent, RequestEnded, Tick, WorkerLost
-from livescale.types import Outcome, RequestId, WorkerRef
+from livescale.values.types import Outcome, RequestId, WorkerRef
 
 WORKERS = 6
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.control.wanted_hosts import HostClaim, HostLimits, HostOrders, PoolNeed, WantedHosts
+from livescale.control.cluster.wanted_hosts import (
+    HostClaim,
+    HostLimits,
+    HostOrders,
+    PoolNeed,
+    WantedHosts,
+)
 
 SECOND = 1_000_000_000
 needs = st.lists(

@@ -22,8 +22,8 @@ from stories import (
 from livescale.control.controller import Controller
 from livescale.messages.commands import AnyCommand, DropHolding, ModelGone
 from livescale.messages.events import HoldingDropped, HoldingReport, ModelRemoved, WorkerJoined
-from livescale.stages import stage_specs
-from livescale.types import LayerSpan, ModelSpec
+from livescale.values.stages import stage_specs
+from livescale.values.types import LayerSpan, ModelSpec
 
 WIDE = msgspec.structs.replace(SPEC, layer_bytes=(10, 5, 5, 5, 10), kv_bytes_per_token=3)
 STAGES = stage_specs(WIDE, [LayerSpan(0, 2), LayerSpan(2, 5)])

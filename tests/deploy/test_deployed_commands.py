@@ -45,7 +45,7 @@ def run(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("LIVESCALE_")}
     with log.open("wb") as file:
         process = subprocess.Popen(
-            module_words("livescale.cli.main", *words), stdout=file, stderr=file, env=environ
+            module_words("livescale.main", *words), stdout=file, stderr=file, env=environ
         )
     try:
         yield process

@@ -18,9 +18,9 @@ import pytest
 import yaml
 from deployed import RAY, of_kind, ray_objects, ray_scripts
 
-from livescale.testbed.bed import CONTROL, Testbed
-from livescale.testbed.ray_cluster import RayCluster
-from livescale.testbed.spec import NetworkSpec
+from livescale.lab.testbed.bed import CONTROL, Testbed
+from livescale.lab.testbed.ray_cluster import RayCluster
+from livescale.lab.testbed.spec import NetworkSpec
 from slowness import patient
 
 pytestmark = [

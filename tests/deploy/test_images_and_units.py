@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from deployed import DEPLOY
 
-from livescale.cli.main import build_parser
 from livescale.config.pool import PoolConfig
+from livescale.main import build_parser
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 RECIPES = sorted((DEPLOY / "docker").glob("Dockerfile*"))

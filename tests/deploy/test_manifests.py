@@ -29,12 +29,12 @@ from deployed import (
 )
 from go_templates import merge
 
-from livescale.cli.main import build_parser
 from livescale.common.addresses import parse_address
 from livescale.config.pool import PoolConfig
 from livescale.config.reading import given_flags, load_config
-from livescale.gateway.metrics_page import HELP, PREFIX
-from livescale.runtime.token import read_token
+from livescale.gateway.metrics.metrics_page import HELP, PREFIX
+from livescale.main import build_parser
+from livescale.runtime.wire.token import read_token
 
 SCHEMAS = Path(__file__).parent / "schemas"
 #: of the API of Kubernetes: the newest that is held against, and the oldest that the chart takes

@@ -13,9 +13,9 @@ import kubernetes_validate
 import pytest
 from deployed import DEPLOY, Object, of_kind, ray_objects, ray_scripts
 
-from livescale.cli.main import build_parser
 from livescale.config.ray import RayConfig, load_ray_config
 from livescale.config.reading import given_flags, load_config
+from livescale.main import build_parser
 
 SCHEMA = json.loads((Path(__file__).parent / "schemas" / "ray-kuberay-v1.json").read_text())
 VERSIONS = ("1.37", "1.29")

@@ -13,7 +13,7 @@ from engine_instance import FamilyModel, load
 from transformers import AutoModelForCausalLM
 
 from livescale.engine.executor import TorchExecutor
-from livescale.engine.make import FAMILY_NAMES, Preset, make_model
+from livescale.engine.files.make import FAMILY_NAMES, Preset, make_model
 from livescale.engine.oracle import GreedyOracle
 
 torch.set_num_threads(int(os.environ.get("ENGINE_TEST_THREADS", "1")))

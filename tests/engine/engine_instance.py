@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.run import EmittedTokens, Run, SequenceSpec
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import EmittedTokens, Run, SequenceSpec
 from livescale.engine.executor import TorchExecutor
-from livescale.engine.linear_choice import WeightsLayout
-from livescale.engine.model_files import read_layers, read_manifest
+from livescale.engine.files.model_files import read_layers, read_manifest
 from livescale.engine.oracle import GreedyCheck, GreedyOracle
-from livescale.types import LayerSpan, Manifest, SamplingParams
+from livescale.engine.products.linear_choice import WeightsLayout
+from livescale.values.types import LayerSpan, Manifest, SamplingParams
 
 BLOCK_TOKENS = 4
 KV_BYTES = 2 << 20  # 1024 positions of the tiny models

@@ -17,19 +17,19 @@ from functools import partial
 
 import torch
 
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.live_messages import Handover, KvLayer, LiveMessage
-from livescale.batching.run import BatchKey, EmittedTokens, Run, SequenceSpec
+from livescale.batching.contract.live_messages import Handover, KvLayer, LiveMessage
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.live.live_batcher import LiveBatcher
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import BatchKey, EmittedTokens, Run, SequenceSpec
+from livescale.engine.base.run_result import RunResult
 from livescale.engine.executor import TorchExecutor
-from livescale.engine.run_result import RunResult
 from livescale.member.ledger import Forget, Ledger, LedgerEffect, Send
 from livescale.messages.attempts import AttemptReturned, AttemptTaken
 from livescale.messages.commands import Dispatch
 from livescale.messages.events import RequestEnded
-from livescale.routes import Partner
-from livescale.types import LayerSpan, RequestId, WorkerRef
+from livescale.values.routes import Partner
+from livescale.values.types import LayerSpan, RequestId, WorkerRef
 
 SOURCE, TARGET = WorkerRef(0), WorkerRef(1)
 TOKEN_LAYER_NS = 1_000

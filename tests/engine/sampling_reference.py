@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from livescale.batching.run import Segment
-from livescale.types import SamplingParams
+from livescale.batching.runs.run import Segment
+from livescale.values.types import SamplingParams
 
 
 def segment(

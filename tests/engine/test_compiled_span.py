@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from effort import examples, mostly_long
-from livescale.batching.run import Run, Segment
+from livescale.batching.runs.run import Run, Segment
 from livescale.engine.executor import TorchExecutor
+from livescale.engine.files.make import Preset, make_model
+from livescale.engine.files.model_files import read_layers, read_manifest
 from livescale.engine.kernels import tile_products as tiles
-from livescale.engine.linear_choice import WeightsLayout
-from livescale.engine.make import Preset, make_model
-from livescale.engine.model_files import read_layers, read_manifest
-from livescale.types import LayerSpan, SamplingParams
+from livescale.engine.products.linear_choice import WeightsLayout
+from livescale.values.types import LayerSpan, SamplingParams
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 BLOCK_TOKENS, VOCABULARY, LAYERS = 4, 320, 3
@@ -183,7 +183,7 @@ def test_without_products_of_torch_rows_are_the_same(
     rows = []
     for products in (own, tiles.TileProducts(fp32=own.fp32), tiles.TileProducts()):
         monkeypatch.setattr(
-            "livescale.engine.compiled_span.tile_products", lambda found=products: found
+            "livescale.engine.spans.compiled_span.tile_products", lambda found=products: found
         )
         rows.append(load(tmp_path / "model", "auto").run(run).hidden.float())
     spread = float(rows[0].std())

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.engine.decode_kernel import attend_rows
-from livescale.engine.kv_cache import as_array
+from livescale.engine.attention.decode_kernel import attend_rows
+from livescale.engine.attention.kv_cache import as_array
 
 BLOCKS = 24
 

@@ -12,17 +12,17 @@ from engine_instance import BLOCK_TOKENS, FamilyModel, judge, load, request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.run import Run, SequenceSpec
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import Run, SequenceSpec
+from livescale.engine.base.run_result import InstanceExecutor
 from livescale.engine.embeddings import Embeddings, Summed
 from livescale.engine.executor import TorchExecutor
-from livescale.engine.make import FAMILY_NAMES
-from livescale.engine.model_files import read_manifest
+from livescale.engine.files.make import FAMILY_NAMES
+from livescale.engine.files.model_files import read_manifest
 from livescale.engine.oracle import GreedyOracle
-from livescale.engine.run_result import InstanceExecutor
 from livescale.engine.timed import TimedExecutor
 from livescale.latency.work import LinearLatency
-from livescale.types import FinishReason, LayerSpan, SamplingParams
+from livescale.values.types import FinishReason, LayerSpan, SamplingParams
 from mean_rows import assert_close, mean_rows
 
 EMBEDS = SamplingParams(1, embeds=True)

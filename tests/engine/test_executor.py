@@ -11,12 +11,12 @@ import torch
 from engine_instance import BLOCK_TOKENS, KV_BYTES, Instance, judge, load, request
 from torch.nn.functional import linear
 
-from livescale.batching.run import Run, Segment
-from livescale.engine.errors import ModelError
+from livescale.batching.runs.run import Run, Segment
+from livescale.engine.base.errors import ModelError
 from livescale.engine.executor import TorchExecutor
-from livescale.engine.model_files import read_layers, read_manifest
+from livescale.engine.files.model_files import read_layers, read_manifest
 from livescale.engine.oracle import GreedyOracle
-from livescale.types import LayerEntry, LayerSpan, Manifest, SamplingParams
+from livescale.values.types import LayerEntry, LayerSpan, Manifest, SamplingParams
 
 ALL = LayerSpan(0, 6)
 

@@ -13,10 +13,10 @@ from engine_instance import FamilyModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from livescale.engine.errors import ModelError
-from livescale.engine.model_files import read_layers, read_manifest
-from livescale.engine.modules import DTYPES
-from livescale.types import Manifest
+from livescale.engine.base.errors import ModelError
+from livescale.engine.files.model_files import read_layers, read_manifest
+from livescale.engine.files.modules import DTYPES
+from livescale.values.types import Manifest
 
 Models = Callable[[str], FamilyModel]
 Weights = dict[str, torch.Tensor]

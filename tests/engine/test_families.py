@@ -18,14 +18,14 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from effort import SOME_FAMILIES, examples, mostly_long
-from livescale.batching.run import Run, Segment, SequenceSpec
+from livescale.batching.runs.run import Run, Segment, SequenceSpec
 from livescale.engine.executor import TorchExecutor
-from livescale.engine.families import FAMILIES, Family
-from livescale.engine.linear_choice import WeightsLayout
-from livescale.engine.make import FAMILY_NAMES
-from livescale.engine.make_family import WINDOW_TOKENS
+from livescale.engine.files.families import FAMILIES, Family
+from livescale.engine.files.make import FAMILY_NAMES
+from livescale.engine.files.make_family import WINDOW_TOKENS
 from livescale.engine.oracle import GreedyCheck, GreedyOracle
-from livescale.types import LayerSpan, SamplingParams
+from livescale.engine.products.linear_choice import WeightsLayout
+from livescale.values.types import LayerSpan, SamplingParams
 
 LAYERS = 6  # of the made models
 ALL = LayerSpan(0, LAYERS)

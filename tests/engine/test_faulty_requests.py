@@ -10,16 +10,16 @@ from engine_instance import BLOCK_TOKENS, judge, request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.faulty_runs import FaultyRequest, RunFailed, find_faulty
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.run import Run, Segment, SequenceSpec
-from livescale.engine.errors import spoils_device
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.live.live_batcher import LiveBatcher
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.faulty_runs import FaultyRequest, RunFailed, find_faulty
+from livescale.batching.runs.run import Run, Segment, SequenceSpec
+from livescale.engine.base.errors import spoils_device
 from livescale.engine.executor import TorchExecutor
 from livescale.engine.oracle import GreedyOracle
-from livescale.runtime.faulty_pieces import run_or_pieces
-from livescale.types import LayerSpan, SamplingParams
+from livescale.runtime.member_process.faulty_pieces import run_or_pieces
+from livescale.values.types import LayerSpan, SamplingParams
 
 Outputs = dict[str, list[int]]
 

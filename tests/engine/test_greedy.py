@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from effort import examples, mostly_long
-from livescale.batching.run import Run, SequenceSpec
+from livescale.batching.runs.run import Run, SequenceSpec
 from livescale.engine.executor import TorchExecutor
 from livescale.engine.oracle import GreedyOracle
-from livescale.types import LayerSpan
+from livescale.values.types import LayerSpan
 
 LAYERS = 6  # of the tiny models
 ALL = LayerSpan(0, LAYERS)

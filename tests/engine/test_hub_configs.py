@@ -10,10 +10,10 @@ import json
 import pytest
 import torch
 
-from livescale.engine.errors import ModelError
-from livescale.engine.layers import Layers
-from livescale.engine.model_config import parse_config
-from livescale.types import LayerEntry, Manifest
+from livescale.engine.base.errors import ModelError
+from livescale.engine.files.model_config import parse_config
+from livescale.engine.spans.layers import Layers
+from livescale.values.types import LayerEntry, Manifest
 
 SMALL = {"vocab_size": 64, "num_hidden_layers": 4, "torch_dtype": "bfloat16"}
 

@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 from test_compiled_span import load, segment
 
 from effort import examples
-from livescale.batching.run import Run
+from livescale.batching.runs.run import Run
+from livescale.engine.files.make import Preset, make_model
 from livescale.engine.kernels.compiled import as_bf16, compiled, exp, silu, vector
 from livescale.engine.kernels.job import JOB, UNIT_FIELDS, WIDE_ITEMS, lanes_of
 from livescale.engine.kernels.products import BF16, FP32, multiply
 from livescale.engine.kernels.rows import arrange
 from livescale.engine.kernels.tile_products import TileProducts, tile_products
-from livescale.engine.make import Preset, make_model
-from livescale.engine.span_memory import SpanMemory
-from livescale.engine.span_rows import SpanRows, span_rows
-from livescale.types import LayerSpan
+from livescale.engine.spans.span_memory import SpanMemory
+from livescale.engine.spans.span_rows import SpanRows, span_rows
+from livescale.values.types import LayerSpan
 from slowness import patient
 
 

@@ -12,10 +12,10 @@ from engine_instance import BLOCK_TOKENS, FamilyModel, load, request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.batching.run import Run, Segment
+from livescale.batching.runs.run import Run, Segment
+from livescale.engine.attention.kv_cache import KVCache
 from livescale.engine.executor import TorchExecutor
-from livescale.engine.kv_cache import KVCache
-from livescale.types import LayerSpan, SamplingParams
+from livescale.values.types import LayerSpan, SamplingParams
 
 ALL = LayerSpan(0, 6)
 DECODER_LAYERS = 4

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from livescale.engine import linear_timing
-from livescale.engine.linear_choice import (
+from livescale.engine.products import linear_timing
+from livescale.engine.products.linear_choice import (
     COPY_GAIN,
     COPY_GAIN_ONCE,
     ROWS,
@@ -179,7 +179,9 @@ def test_without_a_place_for_the_file_times_are_taken(monkeypatch: pytest.Monkey
 @pytest.mark.long
 @pytest.mark.usefixtures("machine")
 def test_limits_of_instructions_are_another_machine() -> None:
-    program = "from livescale.engine.linear_timing import machine_key; print(machine_key())"
+    program = (
+        "from livescale.engine.products.linear_timing import machine_key; print(machine_key())"
+    )
     limits = ({}, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, {"ATEN_CPU_CAPABILITY": "avx2"})
     keys = {
         subprocess.run(

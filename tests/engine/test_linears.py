@@ -19,16 +19,16 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from livescale.engine import compiled_linear
-from livescale.engine.compiled_linear import CompiledLinear, can_compile_linear
-from livescale.engine.experts import Experts
-from livescale.engine.fused import EXPERTS, NORMS, OFFSET_NORMS, fuse
+from livescale.engine.files.make import FAMILY_NAMES
 from livescale.engine.kernels import tile_products as tiles
-from livescale.engine.linear_choice import ChosenLinears, Kind
-from livescale.engine.linears import replace_linears
-from livescale.engine.make import FAMILY_NAMES
-from livescale.engine.packing import ROWS_STEP, can_pack
-from livescale.engine.row_norms import RowNorm
+from livescale.engine.products import compiled_linear
+from livescale.engine.products.compiled_linear import CompiledLinear, can_compile_linear
+from livescale.engine.products.experts import Experts
+from livescale.engine.products.linear_choice import ChosenLinears, Kind
+from livescale.engine.products.linears import replace_linears
+from livescale.engine.products.packing import ROWS_STEP, can_pack
+from livescale.engine.products.row_norms import RowNorm
+from livescale.engine.spans.fused import EXPERTS, NORMS, OFFSET_NORMS, fuse
 from slowness import patient
 
 CPU = torch.device("cpu")

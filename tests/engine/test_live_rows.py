@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from effort import mostly_long
-from livescale.batching.run import Run, Segment
-from livescale.engine import prompt_attention
+from livescale.batching.runs.run import Run, Segment
+from livescale.engine.attention.attention import prompt_attention
 from livescale.engine.executor import TorchExecutor
-from livescale.engine.make import FAMILY_NAMES
-from livescale.types import LayerSpan, SamplingParams
+from livescale.engine.files.make import FAMILY_NAMES
+from livescale.values.types import LayerSpan, SamplingParams
 
 LAYERS = 6  # of the made models
 HIDDEN = 128  # of the model "tiny"

@@ -16,11 +16,11 @@ from live_pair import LivePair, LiveRequest, LiveScenario, Transcript
 from msgspec.structs import replace
 
 from effort import examples, mostly_long
-from livescale.batching.live_batch import LiveLimits
+from livescale.batching.live.live_batch import LiveLimits
 from livescale.engine.executor import TorchExecutor
-from livescale.engine.make import FAMILY_NAMES
+from livescale.engine.files.make import FAMILY_NAMES
 from livescale.engine.oracle import GreedyCheck
-from livescale.types import LayerSpan, Manifest, SamplingParams
+from livescale.values.types import LayerSpan, Manifest, SamplingParams
 
 LAYERS = 6  # of the made models
 ALL = LayerSpan(0, LAYERS)

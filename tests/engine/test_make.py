@@ -12,8 +12,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from livescale.engine.errors import ModelError
-from livescale.engine.make import END_ID, PRESETS, SPECIAL_TOKENS, make_model
+from livescale.engine.base.errors import ModelError
+from livescale.engine.files.make import END_ID, PRESETS, SPECIAL_TOKENS, make_model
 from slowness import patient
 
 
@@ -25,7 +25,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 def test_same_seed_same_bytes_even_in_another_process(tmp_path: Path) -> None:
     make_model(tmp_path / "a", "tiny", seed=3)
     program = (
-        "import sys, pathlib; from livescale.engine.make import make_model;"
+        "import sys, pathlib; from livescale.engine.files.make import make_model;"
         "make_model(pathlib.Path(sys.argv[1]), 'tiny', seed=3)"
     )
     subprocess.run(
@@ -136,7 +136,7 @@ def test_refuses_to_overwrite_and_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("machine")
 def test_no_torch_is_imported_to_make_or_read_models() -> None:
     program = (
-        "import sys, livescale.engine.make, livescale.engine.model_files;"
+        "import sys, livescale.engine.files.make, livescale.engine.files.model_files;"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=patient(60))

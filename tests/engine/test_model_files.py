@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from livescale.engine.errors import ModelError
-from livescale.engine.model_files import eos_token_ids, model_spec, read_layers, read_manifest
+from livescale.engine.base.errors import ModelError
+from livescale.engine.files.model_files import eos_token_ids, model_spec, read_layers, read_manifest
 
 SIZES = st.integers(1, 40)
 

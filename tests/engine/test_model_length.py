@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from effort import examples
-from livescale.engine.errors import ModelError
-from livescale.engine.families import FAMILIES
-from livescale.engine.model_config import parse_config
+from livescale.engine.base.errors import ModelError
+from livescale.engine.files.families import FAMILIES
+from livescale.engine.files.model_config import parse_config
 
 POSITIONS = 4096
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -18,15 +18,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from livescale.engine.checkpoint import INDEX_FILE, SINGLE_FILE
-from livescale.engine.errors import ModelError
-from livescale.engine.layout import plan_checkpoint
-from livescale.engine.make import FAMILY_NAMES
-from livescale.engine.model_config import parse_config
-from livescale.engine.model_files import read_manifest
-from livescale.engine.module_fit import check_fit
+from livescale.engine.base.errors import ModelError
+from livescale.engine.files.checkpoint import INDEX_FILE, SINGLE_FILE
+from livescale.engine.files.layout import plan_checkpoint
+from livescale.engine.files.make import FAMILY_NAMES
+from livescale.engine.files.model_config import parse_config
+from livescale.engine.files.model_files import read_manifest
+from livescale.engine.files.module_fit import check_fit
 from livescale.engine.oracle import GreedyOracle
-from livescale.types import LayerSpan
+from livescale.values.types import LayerSpan
 
 Models = Callable[[str], FamilyModel]
 Weights = dict[str, torch.Tensor]

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from sampling_reference import reference_uniforms, segment
 
 from effort import mostly_long
-from livescale.engine.sampling import choose_tokens, noise_bits, noise_key, race
-from livescale.types import SamplingParams
+from livescale.engine.sampling.sampling import choose_tokens, noise_bits, noise_key, race
+from livescale.values.types import SamplingParams
 
 SEEDS = [0, 1, 2**31, 2**63 - 1]
 

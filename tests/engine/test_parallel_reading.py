@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.engine import checkpoint
-from livescale.engine.checkpoint import StoredTensor, TensorReader
-from livescale.engine.errors import ModelError
-from livescale.engine.model_files import read_layers, read_manifest
+from livescale.engine.base.errors import ModelError
+from livescale.engine.files import checkpoint
+from livescale.engine.files.checkpoint import StoredTensor, TensorReader
+from livescale.engine.files.model_files import read_layers, read_manifest
 
 
 def reading_threads() -> list[threading.Thread]:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from engine_instance import BLOCK_TOKENS, KV_BYTES, Instance, judge, request
 
-from livescale.engine.errors import ModelError
+from livescale.engine.base.errors import ModelError
 from livescale.engine.executor import TorchExecutor
-from livescale.engine.model_files import read_layers, read_manifest
+from livescale.engine.files.model_files import read_layers, read_manifest
 from livescale.engine.oracle import GreedyOracle
 
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from effort import mostly_long
-from livescale.batching.run import Segment
-from livescale.engine import prompt_attention
-from livescale.engine.kv_cache import KVCache
-from livescale.engine.prompt_attention import attend_prompt, prompt_part, row_blocks
-from livescale.types import SamplingParams
+from livescale.batching.runs.run import Segment
+from livescale.engine.attention.attention import prompt_attention
+from livescale.engine.attention.kv_cache import KVCache
+from livescale.engine.attention.prompt_attention import attend_prompt, prompt_part, row_blocks
+from livescale.values.types import SamplingParams
 
 CPU = torch.device("cpu")
 #: of a result's distance from the oracle's, where values are of size one

@@ -13,9 +13,9 @@ from sampling_reference import reference_token, segment
 from transformers import AutoModelForCausalLM
 
 from effort import mostly_long
-from livescale.batching.run import SequenceSpec
+from livescale.batching.runs.run import SequenceSpec
 from livescale.engine.executor import TorchExecutor
-from livescale.types import LayerSpan, SamplingParams
+from livescale.values.types import LayerSpan, SamplingParams
 
 LAYERS = 6
 ALL = LayerSpan(0, LAYERS)

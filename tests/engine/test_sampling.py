@@ -18,10 +18,10 @@ from sampling_reference import (
 )
 
 from effort import examples
-from livescale.batching.run import Segment
-from livescale.engine.cuts import Candidates
-from livescale.engine.sampling import TILE_LOGITS, choose_tokens, final_candidates
-from livescale.types import SamplingParams
+from livescale.batching.runs.run import Segment
+from livescale.engine.sampling.cuts import Candidates
+from livescale.engine.sampling.sampling import TILE_LOGITS, choose_tokens, final_candidates
+from livescale.values.types import SamplingParams
 
 GREEDY = SamplingParams(output_tokens_max=100)
 DRAWN = replace(GREEDY, temperature=1.0)

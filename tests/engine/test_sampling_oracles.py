@@ -21,8 +21,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from livescale.engine.sampling import choose_tokens, final_candidates
-from livescale.types import SamplingParams
+from livescale.engine.sampling.sampling import choose_tokens, final_candidates
+from livescale.values.types import SamplingParams
 
 PROMPT = (3, 1, 4, 1, 5)
 GENERATED = (9, 2, 6, 5, 3)

@@ -10,10 +10,15 @@ from engine_instance import BLOCK_TOKENS, KV_BYTES, FamilyModel, Instance, judge
 
 from effort import mostly_long
 from livescale.engine.executor import TorchExecutor
-from livescale.engine.make import FAMILY_NAMES
-from livescale.engine.model_files import model_spec, read_layers, read_manifest, stage_manifests
-from livescale.stages import StageError, check_stages, even_stages, stage_specs
-from livescale.types import LayerSpan
+from livescale.engine.files.make import FAMILY_NAMES
+from livescale.engine.files.model_files import (
+    model_spec,
+    read_layers,
+    read_manifest,
+    stage_manifests,
+)
+from livescale.values.stages import StageError, check_stages, even_stages, stage_specs
+from livescale.values.types import LayerSpan
 
 Models = Callable[[str], FamilyModel]
 MODELS = [name + other for name in FAMILY_NAMES for other in ("", " other")]

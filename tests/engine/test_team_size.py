@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.engine.team_size import SPELL_RUNS, SPELL_RUNS_MAX, WINDOW_RUNS, TeamSize
+from livescale.engine.base.team_size import SPELL_RUNS, SPELL_RUNS_MAX, WINDOW_RUNS, TeamSize
 
 
 def play(size: TeamSize, runs: int, waited: float) -> list[int]:

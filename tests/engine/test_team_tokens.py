@@ -13,17 +13,17 @@ from engine_instance import BLOCK_TOKENS, FamilyModel, load, request
 from msgspec.structs import replace
 
 from effort import mostly_long
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.live_messages import Handover, KvLayer, LiveMessage, Visit
-from livescale.batching.run import BatchKey, EmittedTokens, Run, SequenceSpec
-from livescale.batching.team_batcher import TeamBatcher
+from livescale.batching.contract.live_messages import Handover, KvLayer, LiveMessage, Visit
+from livescale.batching.lines.team_batcher import TeamBatcher
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.live.live_batcher import LiveBatcher
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import BatchKey, EmittedTokens, Run, SequenceSpec
 from livescale.engine.executor import TorchExecutor
-from livescale.engine.make import FAMILY_NAMES
-from livescale.engine.model_files import model_spec
-from livescale.routes import Partner, Team, TeamMember
-from livescale.types import LayerSpan, Manifest, SamplingParams, WorkerRef
+from livescale.engine.files.make import FAMILY_NAMES
+from livescale.engine.files.model_files import model_spec
+from livescale.values.routes import Partner, Team, TeamMember
+from livescale.values.types import LayerSpan, Manifest, SamplingParams, WorkerRef
 
 LAYERS = 6  # of the made models
 ALL = LayerSpan(0, LAYERS)

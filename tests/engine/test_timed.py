@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.run import SequenceSpec
-from livescale.engine.errors import ModelError
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import SequenceSpec
+from livescale.engine.base.errors import ModelError
 from livescale.engine.executor import TorchExecutor
-from livescale.engine.model_files import read_manifest
+from livescale.engine.files.model_files import read_manifest
 from livescale.engine.timed import TimedExecutor
 from livescale.latency.work import LinearLatency
-from livescale.types import Manifest, SamplingParams
+from livescale.values.types import Manifest, SamplingParams
 
 KV_BYTES, BLOCK_TOKENS = 1 << 20, 16
 INSTANT = LinearLatency(0, 0)

@@ -15,8 +15,8 @@ from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
 from livescale.latency.table import TableLatency
 from livescale.latency.work import LinearLatency, RunWork
-from livescale.runtime.boot import WorkerBoot
-from livescale.runtime.catalog import latency
+from livescale.runtime.models.catalog import latency
+from livescale.runtime.wire.boot import WorkerBoot
 
 PROFILE = OpProfile(
     linear=tuple(LinearPoint("cpu", "m", 1, n, {"all": 1000 + 10 * n}) for n in (1, 64)),

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.batching.run import Run, Segment
+from livescale.batching.runs.run import Run, Segment
 from livescale.engine.executor import TorchExecutor
-from livescale.engine.make import Preset, make_model
-from livescale.engine.model_files import model_spec, read_manifest
+from livescale.engine.files.make import Preset, make_model
+from livescale.engine.files.model_files import model_spec, read_manifest
 from livescale.engine.timed import TimedExecutor
 from livescale.latency.work import LinearLatency, span_ns
-from livescale.types import LayerSpan, Manifest, SamplingParams
+from livescale.values.types import LayerSpan, Manifest, SamplingParams
 
 KV_BYTES, BLOCK_TOKENS = 1 << 20, 16
 INSTANT = LinearLatency(0, 0)

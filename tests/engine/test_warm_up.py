@@ -15,7 +15,7 @@ from slowness import patient
 def test_the_modules_of_every_family_are_imported() -> None:
     program = (
         "import sys; from livescale.engine.warm_up import warm_up; warm_up();"
-        "from livescale.engine.families import FAMILIES; before = set(sys.modules);"
+        "from livescale.engine.files.families import FAMILIES; before = set(sys.modules);"
         "import transformers; [getattr(transformers, name) for name in FAMILIES];"
         "from transformers.models.auto.configuration_auto import CONFIG_MAPPING;"
         "[CONFIG_MAPPING[family.model_type]() for family in FAMILIES.values()];"

@@ -21,7 +21,7 @@ from gateway_double import (
 )
 from tokenizers import Tokenizer
 
-from livescale.gateway.backend import ModelCard
+from livescale.gateway.contract.backend import ModelCard
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """A Backend whose answers a test writes down, a tiny model directory, and a server around both.
 
-The double stands at the gateway's own seam (`livescale.gateway.backend`); everything in front of
-it is real: HTTP over loopback, tokenization, templates.
+The double stands at the gateway's own seam (`livescale.gateway.contract.backend`); everything in
+front of it is real: HTTP over loopback, tokenization, templates.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ import uvloop
 from starlette.types import ASGIApp
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from livescale.gateway.app import create_app
-from livescale.gateway.backend import (
+from livescale.gateway.contract.backend import (
     AdministeredUsage,
     Client,
     GenerateRequest,
@@ -38,10 +37,11 @@ from livescale.gateway.backend import (
     SettingValue,
     TokenSink,
 )
-from livescale.gateway.keys import KeyDigests, KeyRing
-from livescale.gateway.limits import Limits
-from livescale.gateway.server import serve
-from livescale.types import FinishReason, TokenLogprobs, Value
+from livescale.gateway.contract.keys import KeyDigests, KeyRing
+from livescale.gateway.contract.limits import Limits
+from livescale.gateway.endpoints.app import create_app
+from livescale.gateway.http.server import serve
+from livescale.values.types import FinishReason, TokenLogprobs, Value
 
 WAIT_S = 20.0
 LIMITS = Limits(body_bytes_max=100_000)

@@ -24,10 +24,10 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from effort import examples
-from livescale.gateway.backend import ModelCard
-from livescale.gateway.chat import ChatTemplate
-from livescale.gateway.schema import ECHOES, ContentPart, Message
-from livescale.gateway.text import TextCodec, TextWork
+from livescale.gateway.contract.backend import ModelCard
+from livescale.gateway.contract.schema import ECHOES, ContentPart, Message
+from livescale.gateway.text.chat import ChatTemplate
+from livescale.gateway.text.text import TextCodec, TextWork
 
 # Templates are rendered by processes of their own.
 pytestmark = pytest.mark.usefixtures("machine")

@@ -22,11 +22,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-from livescale.gateway.backend import ModelCard
-from livescale.gateway.errors import ApiError
-from livescale.gateway.prompts import read_prompts
-from livescale.gateway.text import TextCodec
-from livescale.gateway.tokenizer_files import foreign_tokens
+from livescale.gateway.contract.backend import ModelCard
+from livescale.gateway.contract.errors import ApiError
+from livescale.gateway.requests.prompts import read_prompts
+from livescale.gateway.text.text import TextCodec
+from livescale.gateway.text.tokenizer_files import foreign_tokens
 
 VOCABULARY = 320
 MARKS = ("<|pad|>", "<|more|>", "<|last|>")

@@ -27,8 +27,8 @@ from json_values import json_values
 
 from effort import examples
 from livescale.config.model import MODEL_SETTINGS
-from livescale.gateway.admin import CHANGING_MAX, KEY_CHARS_MAX, NAME_CHARS_MAX
-from livescale.gateway.backend import (
+from livescale.config.slo import SloAbsolute
+from livescale.gateway.contract.backend import (
     ModelCard,
     ModelPhase,
     ModelRefused,
@@ -36,11 +36,11 @@ from livescale.gateway.backend import (
     QueueFull,
     Unavailable,
 )
-from livescale.gateway.errors import ApiError
-from livescale.gateway.keys import digest_of
-from livescale.gateway.metrics import UNKNOWN_MODEL, Metrics
-from livescale.gateway.served import ServedModels
-from livescale.load.slo import SloAbsolute
+from livescale.gateway.contract.errors import ApiError
+from livescale.gateway.contract.keys import digest_of
+from livescale.gateway.endpoints.admin import CHANGING_MAX, KEY_CHARS_MAX, NAME_CHARS_MAX
+from livescale.gateway.metrics.metrics import UNKNOWN_MODEL, Metrics
+from livescale.gateway.requests.served import ServedModels
 
 pytestmark = pytest.mark.usefixtures("machine")
 

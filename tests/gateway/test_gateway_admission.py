@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tokenizers import Tokenizer
 
-from livescale.gateway.admission import (
+from livescale.gateway.contract.admission import (
     RETRY_RANGE_S,
     RETRY_UNKNOWN_S,
     WaitingLine,
     estimated_prompts,
     estimated_tokens,
 )
-from livescale.gateway.backend import QueueFull, Unavailable
+from livescale.gateway.contract.backend import QueueFull, Unavailable
 
 REQUESTS_MAX, TOKENS_MAX = 5, 100
 tokens = st.integers(0, 2 * TOKENS_MAX)

@@ -22,8 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer
 
 from effort import examples
-from livescale.gateway.backend import Client, GenerateRequest
-from livescale.types import SamplingParams
+from livescale.gateway.contract.backend import Client, GenerateRequest
+from livescale.values.types import SamplingParams
 
 USER = [{"role": "user", "content": "say it"}]
 

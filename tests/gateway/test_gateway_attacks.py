@@ -24,16 +24,16 @@ from gateway_double import (
     running,
 )
 
-from livescale.bench.attack_bodies import (
+from livescale.gateway.contract.backend import ModelCard
+from livescale.gateway.contract.keys import digest_of
+from livescale.gateway.contract.limits import HEADERS_MAX, Limits
+from livescale.gateway.text.text import TextCodec, TextWork
+from livescale.lab.bench.attacks.attack_bodies import (
     ATTACKS,
     Attack,
     http_request,
     long_text,
 )
-from livescale.gateway.backend import ModelCard
-from livescale.gateway.keys import digest_of
-from livescale.gateway.limits import HEADERS_MAX, Limits
-from livescale.gateway.text import TextCodec, TextWork
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -24,9 +24,9 @@ from tokenizers import (
 )
 
 from effort import examples
-from livescale.gateway.bodies import StructureCount
-from livescale.gateway.pacing import ByteBudget, ReadPacer
-from livescale.gateway.text_bounds import TextBounds
+from livescale.gateway.contract.pacing import ByteBudget, ReadPacer
+from livescale.gateway.http.bodies import StructureCount
+from livescale.gateway.text.text_bounds import TextBounds
 from virtual_loop import run
 
 # -- structure ------------------------------------------------------------------------------------

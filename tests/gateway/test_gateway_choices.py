@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from effort import examples
-from livescale.gateway.backend import GenerationFailed, QueueFull
-from livescale.gateway.sampling import GENERATIONS_MAX
+from livescale.gateway.contract.backend import GenerationFailed, QueueFull
+from livescale.gateway.requests.sampling import GENERATIONS_MAX
 
 served = settings(
     max_examples=examples(60),

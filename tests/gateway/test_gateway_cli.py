@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from gateway_double import MODEL_TOKENS_MAX, LocalServer, ScriptedBackend, running
 
-from livescale.cli.main import main
-from livescale.gateway.backend import ModelCard, ModelRefused, NewModel
-from livescale.gateway.keys import digest_of
+from livescale.gateway.contract.backend import ModelCard, ModelRefused, NewModel
+from livescale.gateway.contract.keys import digest_of
+from livescale.main import main
 
 pytestmark = pytest.mark.usefixtures("machine")
 

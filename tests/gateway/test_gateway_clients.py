@@ -11,8 +11,8 @@ from gateway_double import WAIT_S, LocalServer, ScriptedBackend, running
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.gateway.backend import Client
-from livescale.gateway.keys import KeyDigests, KeyRing, client_at, digest_of
+from livescale.gateway.contract.backend import Client
+from livescale.gateway.contract.keys import KeyDigests, KeyRing, client_at, digest_of
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -22,8 +22,8 @@ from gateway_double import (
     sse_data,
 )
 
-from livescale.gateway.app import create_app
-from livescale.gateway.server import serve
+from livescale.gateway.endpoints.app import create_app
+from livescale.gateway.http.server import serve
 
 PROMPT = {"model": "tiny", "prompt": "x", "max_tokens": 190}
 HEAD = (

@@ -29,9 +29,9 @@ from hypothesis import strategies as st
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from effort import examples
-from livescale.gateway.app import create_app
-from livescale.gateway.backend import GenerationFailed
-from livescale.runtime.cluster_folder import ClusterFolder
+from livescale.gateway.contract.backend import GenerationFailed
+from livescale.gateway.endpoints.app import create_app
+from livescale.runtime.join.cluster_folder import ClusterFolder
 
 pytestmark = pytest.mark.usefixtures("machine")
 

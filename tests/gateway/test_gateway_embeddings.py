@@ -20,8 +20,8 @@ from gateway_double import (
 )
 from tokenizers import Tokenizer
 
-from livescale.gateway.backend import GenerationFailed, QueueFull
-from livescale.types import SamplingParams
+from livescale.gateway.contract.backend import GenerationFailed, QueueFull
+from livescale.values.types import SamplingParams
 
 
 @pytest.fixture

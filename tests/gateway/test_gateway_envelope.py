@@ -25,8 +25,8 @@ from gateway_double import (
 from starlette.types import Receive, Scope, Send
 
 import slowness
-from livescale.gateway.backend import QueueFull
-from livescale.gateway.limits import Limits
+from livescale.gateway.contract.backend import QueueFull
+from livescale.gateway.contract.limits import Limits
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -66,7 +66,7 @@ def test_errors_have_one_shape_and_the_clients_id(
 ) -> None:
     if status == 503:
         backend.script.admission = QueueFull(1.0)
-    with caplog.at_level(logging.INFO, "livescale.gateway.envelope"):
+    with caplog.at_level(logging.INFO, "livescale.gateway.http.envelope"):
         response = http.request(method, path, json=body, headers={"X-Request-Id": "mine-1"})
     assert response.status_code == status
     assert response.headers["x-request-id"] == "mine-1"

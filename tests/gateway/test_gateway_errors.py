@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from json_values import json_values
 
 from effort import examples
-from livescale.gateway.backend import (
+from livescale.gateway.contract.backend import (
     GenerationFailed,
     ModelWithdrawn,
     NoInstance,
     QueueFull,
     Unavailable,
 )
-from livescale.gateway.schema import HARMLESS, ChatBody, CompletionBody, GenerationBody
+from livescale.gateway.contract.schema import HARMLESS, ChatBody, CompletionBody, GenerationBody
 
 FIELDS = {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__}
 PROMPT = {"model": "tiny", "prompt": "x"}

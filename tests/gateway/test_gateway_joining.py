@@ -15,16 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.gateway.arrivals import JOINED_TOKENS_MAX, Arrivals, TurnEnd
-from livescale.gateway.backend import GenerateRequest, GenerationFailed, TokenSink
-from livescale.gateway.choices import Choice, ChoiceOrder, Piece, TextRules
-from livescale.gateway.direct import Writing
-from livescale.gateway.errors import ApiError
-from livescale.gateway.event_writing import EventWriting
-from livescale.gateway.metrics import Metrics
-from livescale.gateway.replies import ChatReply, CompletionReply, ReplyHead, StreamableReply
-from livescale.gateway.text import TextCodec
-from livescale.types import FinishReason, SamplingParams, TokenLogprobs
+from livescale.gateway.contract.backend import GenerateRequest, GenerationFailed, TokenSink
+from livescale.gateway.contract.errors import ApiError
+from livescale.gateway.metrics.metrics import Metrics
+from livescale.gateway.requests.arrivals import JOINED_TOKENS_MAX, Arrivals, TurnEnd
+from livescale.gateway.requests.choices import Choice, ChoiceOrder, Piece, TextRules
+from livescale.gateway.requests.direct import Writing
+from livescale.gateway.requests.event_writing import EventWriting
+from livescale.gateway.requests.replies import (
+    ChatReply,
+    CompletionReply,
+    ReplyHead,
+    StreamableReply,
+)
+from livescale.gateway.text.text import TextCodec
+from livescale.values.types import FinishReason, SamplingParams, TokenLogprobs
 
 tried = settings(max_examples=examples(200), deadline=None)
 EOS = 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from effort import examples
 from livescale.common.settings import ConfigError
-from livescale.gateway.keys import digest_of, read_key_weights
+from livescale.gateway.contract.keys import digest_of, read_key_weights
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -12,10 +12,10 @@ import pytest
 from gateway_double import WAIT_S, ScriptedBackend, running
 
 from livescale.config.reading import load_config
-from livescale.runtime.boot import GatewayBoot
-from livescale.runtime.catalog import prepare_models, published
-from livescale.runtime.pool_backend import PoolBackend
-from livescale.runtime.protocol import Address, Catalog
+from livescale.runtime.gateway_process.pool_backend import PoolBackend
+from livescale.runtime.models.catalog import prepare_models, published
+from livescale.runtime.wire.boot import GatewayBoot
+from livescale.runtime.wire.protocol import Address, Catalog
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from effort import examples
-from livescale.gateway.spelling import TokenSpelling
+from livescale.gateway.text.spelling import TokenSpelling
 
 relaxed = settings(
     max_examples=examples(200),

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from livescale.gateway.backend import GenerationFailed
-from livescale.gateway.metrics import (
+from livescale.config.slo import RequestTiming, SloAbsolute
+from livescale.gateway.contract.backend import GenerationFailed
+from livescale.gateway.metrics.metrics import (
     FINISHED_REASONS,
     REFUSALS,
     SLO_PARTS,
@@ -22,8 +23,7 @@ from livescale.gateway.metrics import (
     Metrics,
     ModelCounts,
 )
-from livescale.gateway.metrics_page import HELP, PREFIX, VLLM_NAMES, VLLM_PREFIX
-from livescale.load.slo import RequestTiming, SloAbsolute
+from livescale.gateway.metrics.metrics_page import HELP, PREFIX, VLLM_NAMES, VLLM_PREFIX
 
 pytestmark = pytest.mark.usefixtures("machine")
 

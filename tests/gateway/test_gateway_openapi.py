@@ -15,7 +15,7 @@ from schemathesis.checks import positive_data_acceptance
 from schemathesis.generation import GenerationMode
 
 from effort import examples
-from livescale.gateway.keys import digest_of
+from livescale.gateway.contract.keys import digest_of
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -13,15 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.gateway.app import create_app
-from livescale.gateway.backend import ModelCard
-from livescale.gateway.sampling import (
-    GENERATIONS_MAX,
-    RANGES,
-    SEEDS,
-    TEMPERATURE_LEAST,
-)
-from livescale.gateway.schema import (
+from livescale.gateway.contract.backend import ModelCard
+from livescale.gateway.contract.schema import (
     HARMLESS,
     LOGIT_BIAS_MAX,
     STOP_CHARS_MAX,
@@ -31,7 +24,14 @@ from livescale.gateway.schema import (
     CompletionBody,
     EmbeddingBody,
 )
-from livescale.types import SamplingDefaults, SamplingParams
+from livescale.gateway.endpoints.app import create_app
+from livescale.gateway.requests.sampling import (
+    GENERATIONS_MAX,
+    RANGES,
+    SEEDS,
+    TEMPERATURE_LEAST,
+)
+from livescale.values.types import SamplingDefaults, SamplingParams
 
 PROMPT = {"model": "tiny", "prompt": "x", "max_tokens": 5}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from livescale.gateway.server import Seldom
+from livescale.gateway.http.server import Seldom
 
 
 def passed(seldom: Seldom, at_s: float, message: str) -> str | None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from effort import examples
-from livescale.gateway.choices import StopScanner
-from livescale.types import FinishReason
+from livescale.gateway.requests.choices import StopScanner
+from livescale.values.types import FinishReason
 
 relaxed = settings(
     max_examples=examples(300),

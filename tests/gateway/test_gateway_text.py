@@ -16,11 +16,11 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from effort import examples
-from livescale.gateway.chat import ChatTemplate
-from livescale.gateway.detokenizing import Detokenizer, Detokenizers, TokenDecoder
-from livescale.gateway.errors import ApiError
-from livescale.gateway.schema import ContentPart, Message
-from livescale.gateway.text import OFF_LOOP_CHARS, TextCodec, TextWork
+from livescale.gateway.contract.errors import ApiError
+from livescale.gateway.contract.schema import ContentPart, Message
+from livescale.gateway.text.chat import ChatTemplate
+from livescale.gateway.text.detokenizing import Detokenizer, Detokenizers, TokenDecoder
+from livescale.gateway.text.text import OFF_LOOP_CHARS, TextCodec, TextWork
 
 # Templates are rendered by processes of their own.
 pytestmark = pytest.mark.usefixtures("machine")

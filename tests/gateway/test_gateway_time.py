@@ -12,10 +12,10 @@ from gateway_double import LIMITS, Script, ScriptedBackend, sse_data
 from starlette.types import Receive, Scope, Send
 from virtual_connections import Client, VirtualGateway
 
-from livescale.bench.attack_bodies import ATTACKS, Attack
-from livescale.gateway.limits import HEAD_BYTES_MAX, Limits
-from livescale.gateway.pacing import PACED_BYTES_PER_S
-from livescale.gateway.server import LINGER_S, REFUSED_S
+from livescale.gateway.contract.limits import HEAD_BYTES_MAX, Limits
+from livescale.gateway.contract.pacing import PACED_BYTES_PER_S
+from livescale.gateway.http.server import LINGER_S, REFUSED_S
+from livescale.lab.bench.attacks.attack_bodies import ATTACKS, Attack
 from virtual_loop import VirtualLoop, passes, run, settled
 
 PROMPT = {"model": "tiny", "prompt": "x", "max_tokens": 190}

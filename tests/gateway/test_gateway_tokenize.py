@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from effort import examples
 from livescale import __version__
-from livescale.gateway.text import OFF_LOOP_CHARS, OFF_LOOP_TOKENS
+from livescale.gateway.text.text import OFF_LOOP_CHARS, OFF_LOOP_TOKENS
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 over_http = settings(

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from livescale.gateway.backend import Reading
-from livescale.gateway.kept_counts import KeptCounts, SiblingCounts
-from livescale.gateway.metrics import FINISHED_REASONS, Metrics, ModelCounts
-from livescale.load.slo import SloAbsolute
+from livescale.config.slo import SloAbsolute
+from livescale.gateway.contract.backend import Reading
+from livescale.gateway.metrics.kept_counts import KeptCounts, SiblingCounts
+from livescale.gateway.metrics.metrics import FINISHED_REASONS, Metrics, ModelCounts
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -24,8 +24,8 @@ from tokenizers import (
 from transformers import AutoTokenizer
 
 from effort import examples
-from livescale.gateway.text import TextCodec
-from livescale.gateway.tokenizer_files import TokenizerFiles
+from livescale.gateway.text.text import TextCodec
+from livescale.gateway.text.tokenizer_files import TokenizerFiles
 
 MARKERS = ("<s>", "</s>", "<|Im|>", "<|end|>", "<pad>", "word", "Q", "ab")
 NAMES = ("bos_token", "eos_token", "pad_token", "image_token")

@@ -14,9 +14,9 @@ from typing import Any
 from gateway_double import ScriptedBackend
 from uvicorn.server import ServerState
 
-from livescale.gateway.app import create_app
-from livescale.gateway.limits import Limits
-from livescale.gateway.server import server_config
+from livescale.gateway.contract.limits import Limits
+from livescale.gateway.endpoints.app import create_app
+from livescale.gateway.http.server import server_config
 from virtual_loop import settled
 
 HIGH_BYTES, LOW_BYTES = 64 * 1024, 16 * 1024

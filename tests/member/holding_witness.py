@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from livescale.batching.live_order import LIVE_ORDERS
-from livescale.chunks import Feed
+from livescale.batching.contract.live_order import LIVE_ORDERS
 from livescale.member.effects import (
     AmendFetch,
     Assign,
@@ -49,7 +48,8 @@ from livescale.messages.events import (
     LayerArrived,
     RoleChanged,
 )
-from livescale.types import HoldingId, PlanId, Role, WorkerRef
+from livescale.values.chunks import Feed
+from livescale.values.types import HoldingId, PlanId, Role, WorkerRef
 
 
 @dataclass(eq=False)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import msgspec
 from member_world import LAYER_BYTES, Shell, World, spec_of
 
-from livescale.chunks import ChunkRange, Feed
 from livescale.common.regions import ALIGNMENT_BYTES
 from livescale.member.inputs import (
     ControllerMet,
@@ -28,9 +27,18 @@ from livescale.messages.commands import (
     StartHolding,
 )
 from livescale.messages.events import HoldingFailed
-from livescale.routes import Duty, Partner, Taker
 from livescale.sim.checkers.live import live_batcher_of
-from livescale.types import FromStorage, FromWorker, HoldingId, LayerSpan, PlanId, Role, WorkerRef
+from livescale.values.chunks import ChunkRange, Feed
+from livescale.values.routes import Duty, Partner, Taker
+from livescale.values.types import (
+    FromStorage,
+    FromWorker,
+    HoldingId,
+    LayerSpan,
+    PlanId,
+    Role,
+    WorkerRef,
+)
 
 ORDERS = ("zigzag", "zigzag", "best-effort", "overlap", "stop-the-world")
 _FEEDS = (

@@ -13,10 +13,10 @@ from typing import Any
 
 from serving_witness import ServingWitness, token_of
 
-from livescale.batching.batcher import BatcherConfig
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_messages import Handover
-from livescale.batching.run import BatchKey, SequenceSpec
+from livescale.batching.contract.live_messages import Handover
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.runs.batcher import BatcherConfig
+from livescale.batching.runs.run import BatchKey, SequenceSpec
 from livescale.common.regions import ALIGNMENT_BYTES
 from livescale.member.effects import (
     Answer,
@@ -55,9 +55,9 @@ from livescale.member.instance import ServingLimits
 from livescale.member.member import Member
 from livescale.messages.attempts import AttemptTaken
 from livescale.messages.commands import StartHolding
-from livescale.routes import Duty
 from livescale.sim.checkers.live import live_batcher_of
-from livescale.types import PlanId, SamplingParams, WorkerRef
+from livescale.values.routes import Duty
+from livescale.values.types import PlanId, SamplingParams, WorkerRef
 
 LAYER_BYTES = (600, 500, 500, 500, 700)
 MEMORY_BYTES = ALIGNMENT_BYTES + sum(LAYER_BYTES) + 1500

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from holding_witness import HoldingWitness, Seen
 
-from livescale.batching.live_messages import Handover, Taken
-from livescale.batching.run import BatchKey, EmittedTokens, SequenceSpec
+from livescale.batching.contract.live_messages import Handover, Taken
+from livescale.batching.runs.run import BatchKey, EmittedTokens, SequenceSpec
 from livescale.member.effects import (
     Answer,
     DropFetch,
@@ -48,7 +48,7 @@ from livescale.messages.events import (
     LiveStarted,
     RequestEnded,
 )
-from livescale.types import Outcome, PlanId, WorkerRef
+from livescale.values.types import Outcome, PlanId, WorkerRef
 
 Attempt = tuple[str, int]
 

@@ -14,8 +14,8 @@ from livescale.member.ledger import Announce, Finish, Ledger, Send
 from livescale.member.member import Member
 from livescale.messages.commands import Dispatch, DropHolding, StartHolding
 from livescale.messages.epochs import ControllerEpoch
-from livescale.routes import Duty
-from livescale.types import HoldingId, LayerSpan, Outcome, WorkerRef
+from livescale.values.routes import Duty
+from livescale.values.types import HoldingId, LayerSpan, Outcome, WorkerRef
 
 WORKER = WorkerRef(0)
 OLD, NEW = ControllerEpoch("pool", 3), ControllerEpoch("pool", 4)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from livescale.member.guest_load import GuestLoad
 from livescale.messages.events import HoldingDropped, HoldingFailed, LayerArrived
-from livescale.types import HoldingId, agent_ref
+from livescale.values.types import HoldingId, agent_ref
 
 LAYERS = 4
 HOLDING = HoldingId(1, agent_ref(0))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.run import EmittedTokens, SequenceSpec
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.live.live_batcher import LiveBatcher
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import EmittedTokens, SequenceSpec
 from livescale.member.attempts import HostedAttempts
 from livescale.member.effects import Answer, Effect, Report
 from livescale.messages.attempts import (
@@ -16,7 +16,7 @@ from livescale.messages.attempts import (
     AttemptTaken,
 )
 from livescale.messages.events import RequestEnded
-from livescale.types import FinishReason, LayerSpan, Outcome, SamplingParams, WorkerRef
+from livescale.values.types import FinishReason, LayerSpan, Outcome, SamplingParams, WorkerRef
 
 OWN = WorkerRef(0)
 LONG_NS = 10**15

@@ -32,7 +32,7 @@ from livescale.messages.attempts import (
 )
 from livescale.messages.commands import Dispatch
 from livescale.messages.events import RequestCancelled, RequestEnded
-from livescale.types import Outcome, RequestId, WorkerRef
+from livescale.values.types import Outcome, RequestId, WorkerRef
 
 A, B = WorkerRef(0), WorkerRef(1)
 

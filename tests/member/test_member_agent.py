@@ -12,7 +12,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.chunks import ChunkRange, Feed
 from livescale.member.effects import DropFetch, Effect, Fetch, Report
 from livescale.member.inputs import (
     AllCame,
@@ -28,7 +27,15 @@ from livescale.member.inputs import (
 from livescale.member.member import ADDRESS_SPACES, Member
 from livescale.messages.commands import AmendHolding, DropHolding, StartHolding
 from livescale.messages.events import HoldingFailed
-from livescale.types import FromStorage, FromWorker, HoldingId, LayerSpan, WorkerRef, agent_ref
+from livescale.values.chunks import ChunkRange, Feed
+from livescale.values.types import (
+    FromStorage,
+    FromWorker,
+    HoldingId,
+    LayerSpan,
+    WorkerRef,
+    agent_ref,
+)
 
 AGENT = agent_ref(0)
 PEER = WorkerRef(3)

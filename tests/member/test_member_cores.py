@@ -13,7 +13,7 @@ from livescale.member.member import Member
 from livescale.messages.commands import SetCores
 from livescale.messages.epochs import ControllerEpoch
 from livescale.messages.events import CoresChanged
-from livescale.types import WorkerRef
+from livescale.values.types import WorkerRef
 
 WORKER = WorkerRef(3)
 OLD, NEW = ControllerEpoch("pool", 3), ControllerEpoch("pool", 4)

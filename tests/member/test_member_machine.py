@@ -20,8 +20,8 @@ from member_player import Player
 from member_world import BATCHER, KV_LAYER_BYTES, LAYER_BYTES, LIVE, MEMORY_BYTES, ROW_BYTES
 
 from effort import examples
-from livescale.batching.live_messages import Handover, KvLayer, Offer, Pull
-from livescale.batching.run import BatchKey, SequenceSpec
+from livescale.batching.contract.live_messages import Handover, KvLayer, Offer, Pull
+from livescale.batching.runs.run import BatchKey, SequenceSpec
 from livescale.member.effects import (
     Answer,
     Assign,
@@ -51,9 +51,9 @@ from livescale.member.member import Member
 from livescale.messages.attempts import AttemptReturned
 from livescale.messages.commands import DropHolding, StartHolding
 from livescale.messages.events import CapacityMeasured, KvTaken
-from livescale.routes import Duty
 from livescale.sim.checkers.live import live_batcher_of
-from livescale.types import HoldingId, LayerSpan, PlanId, SamplingParams, WorkerRef
+from livescale.values.routes import Duty
+from livescale.values.types import HoldingId, LayerSpan, PlanId, SamplingParams, WorkerRef
 
 KINDS = (
     *(

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from member_world import KV_LAYER_BYTES, LAYER_BYTES, LIVE, MEMORY_BYTES
 
-from livescale.batching.batcher import BatcherConfig
-from livescale.batching.engine_step import EngineLoad, EngineStep, StepTokens
-from livescale.batching.live_messages import Offer, Parted
-from livescale.batching.run import BatchKey, EngineAsk, SequenceSpec
+from livescale.batching.contract.live_messages import Offer, Parted
+from livescale.batching.runs.batcher import BatcherConfig
+from livescale.batching.runs.engine_step import EngineLoad, EngineStep, StepTokens
+from livescale.batching.runs.run import BatchKey, EngineAsk, SequenceSpec
 from livescale.member.effects import Answer, Effect, Emit, Execute, Report, TellPeer
 from livescale.member.inputs import (
     AllCame,
@@ -31,10 +31,10 @@ from livescale.member.instance import ServingLimits
 from livescale.messages.attempts import AttemptFailed, AttemptReturned, Cancel
 from livescale.messages.commands import ChangeDuty, ReleaseHolding, StartHolding
 from livescale.messages.events import CapacityMeasured, InstanceReported, LiveStarted, RequestEnded
-from livescale.routes import Duty, Partner, Taker
 from livescale.telemetry.member_record import RecordedMember, read_member_record
 from livescale.telemetry.replay import replay_member
-from livescale.types import (
+from livescale.values.routes import Duty, Partner, Taker
+from livescale.values.types import (
     FinishReason,
     HoldingId,
     InstanceId,

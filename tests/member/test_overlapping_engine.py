@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_other_engine import BLOCKS, DUTY, HOLDING, INSTANCE, OWN, PEER, SPAN, Witness
 
-from livescale.batching.live_messages import Offer
-from livescale.batching.run import BatchKey
-from livescale.chunks import ChunkRange, Feed
+from livescale.batching.contract.live_messages import Offer
+from livescale.batching.runs.run import BatchKey
 from livescale.member.effects import (
     AmendFetch,
     Answer,
@@ -33,8 +32,9 @@ from livescale.messages.attempts import AttemptReturned, Cancel
 from livescale.messages.commands import AmendHolding, ChangeDuty, DropHolding, ReleaseHolding
 from livescale.messages.epochs import ControllerEpoch
 from livescale.messages.events import CapacityMeasured, FeedFailed, HoldingCompleted, LiveStarted
-from livescale.routes import Duty, Partner, Taker
-from livescale.types import FromStorage, Outcome
+from livescale.values.chunks import ChunkRange, Feed
+from livescale.values.routes import Duty, Partner, Taker
+from livescale.values.types import FromStorage, Outcome
 
 OVERLAP = Duty(INSTANCE, (OWN,), live_order="overlap")
 DRAINS = Duty(INSTANCE, (OWN,), live_order="overlap", drains_to=(Taker(Partner(4, PEER)),))

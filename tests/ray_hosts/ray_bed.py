@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from livescale.common.interpreter import module_words
-from livescale.testbed.bed import CONTROL, Testbed
-from livescale.testbed.ray_cluster import RayCluster
+from livescale.lab.testbed.bed import CONTROL, Testbed
+from livescale.lab.testbed.ray_cluster import RayCluster
 from slowness import patient
 
 HTTP_PORT = 8000
@@ -77,7 +77,7 @@ class RayBed(RayCluster):
         words = ["serve", "-c", str(self._config), "--ray", self.gcs, "--port", str(HTTP_PORT)]
         with self.log.open("ab") as log:
             self.pool = subprocess.Popen(
-                [*self.bed.inside(CONTROL), *module_words("livescale.cli.main", *words)],
+                [*self.bed.inside(CONTROL), *module_words("livescale.main", *words)],
                 env=self.environ,
                 stdout=log,
                 stderr=subprocess.STDOUT,

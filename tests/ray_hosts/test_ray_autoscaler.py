@@ -10,8 +10,8 @@ import pytest
 import yaml
 from ray_bed import NEEDS_RAY, TWO_HOSTS, RayBed
 
-from livescale.testbed.bed import CONTROL, Testbed
-from livescale.testbed.spec import NetworkSpec
+from livescale.lab.testbed.bed import CONTROL, Testbed
+from livescale.lab.testbed.spec import NetworkSpec
 
 pytestmark = [*NEEDS_RAY, pytest.mark.long]
 FAKE = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}

@@ -10,7 +10,7 @@ import pytest
 from ray_bed import NEEDS_RAY
 
 from interrupted import check_interrupt, nothing_is_left
-from livescale.cli.main import main
+from livescale.main import main
 from slowness import patient, patient_ms
 
 pytestmark = [

@@ -10,10 +10,10 @@ import psutil
 import pytest
 from ray_bed import NEEDS_RAY, RayBed
 
+from livescale.lab.testbed.bed import Testbed
+from livescale.lab.testbed.spec import NetworkSpec
 from livescale.messages.events import WorkerJoined
-from livescale.telemetry.record import StepLine, read_record
-from livescale.testbed.bed import Testbed
-from livescale.testbed.spec import NetworkSpec
+from livescale.telemetry.record.record import StepLine, read_record
 from slowness import patient, patient_ms
 
 pytestmark = [*NEEDS_RAY, pytest.mark.long]

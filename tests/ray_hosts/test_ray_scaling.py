@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from ray_bed import NEEDS_RAY, TWO_HOSTS, RayBed
 
-from livescale.testbed.bed import Testbed
-from livescale.testbed.spec import NetworkSpec
+from livescale.lab.testbed.bed import Testbed
+from livescale.lab.testbed.spec import NetworkSpec
 
 pytestmark = [*NEEDS_RAY, pytest.mark.long]
 

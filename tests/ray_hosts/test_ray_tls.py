@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from ray_bed import NEEDS_RAY, RayBed
 
-from livescale.runtime.cluster_folder import ClusterFolder
-from livescale.runtime.token import read_token
-from livescale.testbed.bed import Testbed
-from livescale.testbed.spec import NetworkSpec
+from livescale.lab.testbed.bed import Testbed
+from livescale.lab.testbed.spec import NetworkSpec
+from livescale.runtime.join.cluster_folder import ClusterFolder
+from livescale.runtime.wire.token import read_token
 
 pytestmark = [*NEEDS_RAY, pytest.mark.long]
 CONFIG = """

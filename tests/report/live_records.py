@@ -5,13 +5,11 @@ from __future__ import annotations
 import msgspec
 from reported_records import STARTED_NS, S
 
-from livescale.chunks import ChunkRange, Feed
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import BatchTaken, HoldingCompleted, LayerArrived, LiveStarted
-from livescale.routes import Duty, Partner
-from livescale.sim.config import SimConfig
-from livescale.telemetry.record import (
+from livescale.sim.base.config import SimConfig
+from livescale.telemetry.record.record import (
     RECORD_VERSION,
     AnyLine,
     LoadPhases,
@@ -20,7 +18,9 @@ from livescale.telemetry.record import (
     ScaleLine,
     StepLine,
 )
-from livescale.types import FromStorage, FromWorker, HoldingId, LayerSpan, Outcome, WorkerRef
+from livescale.values.chunks import ChunkRange, Feed
+from livescale.values.routes import Duty, Partner
+from livescale.values.types import FromStorage, FromWorker, HoldingId, LayerSpan, Outcome, WorkerRef
 
 UNIT_NS = 100_000_000
 LAYERS = 7

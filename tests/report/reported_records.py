@@ -9,15 +9,15 @@ from functools import cache
 import msgspec
 
 from livescale.clusters.topology import Host
+from livescale.config.slo import SloAbsolute
 from livescale.latency.shapes import LLAMA_3_8B
-from livescale.load.slo import SloAbsolute
 from livescale.load.traces import TraceRow as Row
-from livescale.report.reported_run import ReportedRun
-from livescale.report.summary import summarize
-from livescale.sim.config import FaultConfig, SimConfig
-from livescale.sim.simulate import simulate
-from livescale.telemetry.record import AnyLine, RequestLine, TrafficLine
-from livescale.types import Outcome
+from livescale.report.run.reported_run import ReportedRun
+from livescale.report.run.summary import summarize
+from livescale.sim.base.config import FaultConfig, SimConfig
+from livescale.sim.world.simulate import simulate
+from livescale.telemetry.record.record import AnyLine, RequestLine, TrafficLine
+from livescale.values.types import Outcome
 
 S = 1_000_000_000
 STARTED_NS = 20 * S

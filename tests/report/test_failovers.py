@@ -14,11 +14,11 @@ from livescale.messages.commands import Dispatch, StartHolding
 from livescale.messages.events import AgentJoined, RequestEnded, WorkerJoined, WorkerLost
 from livescale.report.html import html_report
 from livescale.report.run_report import failover_text, run_text
-from livescale.routes import Duty
-from livescale.sim.config import FaultConfig, SimConfig
+from livescale.sim.base.config import FaultConfig, SimConfig
 from livescale.telemetry.history.reading import Loss, read_history
-from livescale.telemetry.record import RECORD_VERSION, AnyLine, RunLine, StepLine
-from livescale.types import HoldingId, LayerSpan, Outcome, WorkerRef, agent_ref
+from livescale.telemetry.record.record import RECORD_VERSION, AnyLine, RunLine, StepLine
+from livescale.values.routes import Duty
+from livescale.values.types import HoldingId, LayerSpan, Outcome, WorkerRef, agent_ref
 
 DEVICE = Device("cpu", "host", "leaf", 1000, 1000)
 CONFIG = SimConfig.default(LLAMA_3_8B, workers=1).controller

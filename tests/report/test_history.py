@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reported_records import S, reported, simulated
 
-from livescale.chunks import ChunkRange, Feed
 from livescale.clusters.topology import Device
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.messages.commands import StartHolding
@@ -22,11 +21,12 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.routes import Duty
 from livescale.telemetry.history.reading import read_history
-from livescale.telemetry.record import AnyLine, RequestLine, StepLine
+from livescale.telemetry.record.record import AnyLine, RequestLine, StepLine
 from livescale.telemetry.timeline import instances_over_time
-from livescale.types import FromStorage, HoldingId, InstanceState, LayerSpan, WorkerRef
+from livescale.values.chunks import ChunkRange, Feed
+from livescale.values.routes import Duty
+from livescale.values.types import FromStorage, HoldingId, InstanceState, LayerSpan, WorkerRef
 
 DEVICE = Device("cpu", "host-0", "leaf-0", 1, 1)
 

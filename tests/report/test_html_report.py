@@ -19,8 +19,8 @@ from reported_records import STARTED_NS, S, reported, requests, simulated
 
 from livescale.report.comparison import compared_figures, comparison_table
 from livescale.report.html import html_report, write_html_report
-from livescale.report.reported_run import ReportedRun
-from livescale.telemetry.record import AnyLine, RunLine, StepLine, TrafficLine
+from livescale.report.run.reported_run import ReportedRun
+from livescale.telemetry.record.record import AnyLine, RunLine, StepLine, TrafficLine
 
 VOID = {"meta", "br", "img", "hr", "link", "input"}
 HOSTILE = '<script>alert("&")</script>$x_1$'

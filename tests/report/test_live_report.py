@@ -29,11 +29,11 @@ from reported_records import STARTED_NS, S, reported, simulated
 from livescale.common.errors import UserError
 from livescale.messages.events import HoldingCompleted, HoldingFailed, LayerArrived, LiveStarted
 from livescale.report.html import html_report
-from livescale.report.live_loads import live_text
-from livescale.report.live_picture import NothingToShow, live_picture
+from livescale.report.pictures.live_picture import NothingToShow, live_picture
+from livescale.report.run.live_loads import live_text
 from livescale.report.run_report import run_text
 from livescale.telemetry.history.reading import read_history
-from livescale.types import InstanceState
+from livescale.values.types import InstanceState
 
 T0_NS = STARTED_NS + S
 

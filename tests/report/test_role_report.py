@@ -9,16 +9,16 @@ from reported_records import Row, S, played, reported
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.messages.commands import ChangeDuty, StartHolding
 from livescale.messages.events import BatchTaken, RoleChanged
-from livescale.policies import ModelPolicy, RoleLimits
 from livescale.report.html import html_report
-from livescale.report.keys import part_colours
-from livescale.report.reported_run import ReportedRun
-from livescale.report.role_usage import ROLE_HEADER
+from livescale.report.pictures.keys import part_colours
+from livescale.report.run.reported_run import ReportedRun
+from livescale.report.run.role_usage import ROLE_HEADER
 from livescale.report.run_report import run_text
-from livescale.sim.config import SimConfig
-from livescale.telemetry.record import RequestLine, StepLine
+from livescale.sim.base.config import SimConfig
+from livescale.telemetry.record.record import RequestLine, StepLine
 from livescale.telemetry.timeline import instances_over_time, roles_over_time
-from livescale.types import InstanceId, Role
+from livescale.values.policies import ModelPolicy, RoleLimits
+from livescale.values.types import InstanceId, Role
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from reported_records import Row, S, played, reported
 
 from livescale.clusters.topology import Host
 from livescale.latency.shapes import LLAMA_3_8B
-from livescale.policies import ModelPolicy
-from livescale.report.reported_run import ReportedRun
+from livescale.report.run.reported_run import ReportedRun
 from livescale.report.run_report import run_text
-from livescale.sim.config import SimConfig
+from livescale.sim.base.config import SimConfig
+from livescale.values.policies import ModelPolicy
 
 
 @pytest.fixture(scope="module")

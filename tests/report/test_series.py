@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reported_records import STARTED_NS, S, reported, requests, simulated
 
-from livescale.load.slo import percentile
-from livescale.report.series import (
+from livescale.config.slo import percentile
+from livescale.report.pictures.series import (
     band,
     bin_edges,
     capacity_steps,
@@ -24,7 +24,7 @@ from livescale.report.series import (
     stacked,
     traffic_rates,
 )
-from livescale.telemetry.record import AnyLine, RequestLine, TrafficLine
+from livescale.telemetry.record.record import AnyLine, RequestLine, TrafficLine
 
 times = st.lists(st.integers(0, 10_000), max_size=60)
 counts = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 9)), max_size=20).map(

@@ -12,15 +12,15 @@ from livescale.latency.shapes import LLAMA_3_8B
 from livescale.latency.work import LinearLatency
 from livescale.messages.commands import ScaleDecided
 from livescale.messages.events import InstanceReported, StageCounts
-from livescale.policies import ModelPolicy, StagesByQueue
 from livescale.report.html import html_report
-from livescale.report.reported_run import ReportedRun
+from livescale.report.run.reported_run import ReportedRun
+from livescale.report.run.stage_usage import STAGE_HEADER
 from livescale.report.run_report import run_text
-from livescale.report.stage_usage import STAGE_HEADER
-from livescale.sim.config import SimConfig
-from livescale.stages import even_stages, stage_specs
-from livescale.telemetry.record import StepLine
-from livescale.types import InstanceId
+from livescale.sim.base.config import SimConfig
+from livescale.telemetry.record.record import StepLine
+from livescale.values.policies import ModelPolicy, StagesByQueue
+from livescale.values.stages import even_stages, stage_specs
+from livescale.values.types import InstanceId
 
 MODEL = LLAMA_3_8B.name
 SLOW = f"{MODEL}/1"

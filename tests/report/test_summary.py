@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.load.slo import RequestTiming, SloAbsolute, SloMultipleOfMean
-from livescale.report.summary import Latency, summarize
+from livescale.config.slo import RequestTiming, SloAbsolute, SloMultipleOfMean
+from livescale.report.run.summary import Latency, summarize
 
 S = 1_000_000_000
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.report.terminal import seconds, step_chart, table
+from livescale.report.run.terminal import seconds, step_chart, table
 
 S = 1_000_000_000
 

@@ -7,14 +7,14 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.chunks import ChunkRange, Feed
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import AnyEvent, HoldingDropped, HoldingFailed, WorkerLost
-from livescale.report.usage import usage_by_model
-from livescale.routes import Duty
+from livescale.report.run.usage import usage_by_model
 from livescale.telemetry.history.reading import read_history
-from livescale.telemetry.record import AnyLine, RequestLine, StepLine
-from livescale.types import FromStorage, HoldingId, LayerSpan, Outcome, WorkerRef
+from livescale.telemetry.record.record import AnyLine, RequestLine, StepLine
+from livescale.values.chunks import ChunkRange, Feed
+from livescale.values.routes import Duty
+from livescale.values.types import FromStorage, HoldingId, LayerSpan, Outcome, WorkerRef
 
 MODELS = ("a", "b")
 ENDS = ("released", "failed", "lost")

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from livescale.reproduce.sharing import share_through
+from livescale.lab.reproduce.base.sharing import share_through
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from effort import mostly_long
+from livescale.lab.reproduce.base.half_loads import ttft_mean_s
+from livescale.lab.reproduce.base.saturated import Scene, play
 from livescale.load.traces import TraceRow
-from livescale.reproduce.half_loads import ttft_mean_s
-from livescale.reproduce.saturated import Scene, play
 from livescale.sim.pools.runs import lead_ns, run_pool
 
 CHAIN, TEAMS, EITHER = "livescale-cold", "lambda-pairs", "lambda-auto"

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from effort import mostly_long
+from livescale.lab.reproduce.base.claim import JUDGES, AbsentError, Conditions, Verdict
+from livescale.lab.reproduce.run import CLAIMS, reproduce
 from livescale.load.traces import TraceRow, write_trace
-from livescale.reproduce.claim import JUDGES, AbsentError, Conditions, Verdict
-from livescale.reproduce.run import CLAIMS, reproduce
 
 
 def ids(text: str) -> list[str]:

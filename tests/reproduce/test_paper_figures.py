@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from effort import mostly_long
-from livescale.cli.main import main
+from livescale.lab.reproduce.base import series
+from livescale.lab.reproduce.base.claim import Conditions, Curve, Picture
+from livescale.lab.reproduce.base.models import cluster_of
+from livescale.lab.reproduce.base.multicasts import NS_PER_S
+from livescale.lab.reproduce.base.paper_figures import PaperFigure, Printed, index, write_figure
+from livescale.lab.reproduce.blitzscale.blitzscale_figures import FIGURES
+from livescale.lab.reproduce.figure_run import UnknownFigureError, choose_figures
 from livescale.load.traces import TraceRow
-from livescale.reproduce import series
-from livescale.reproduce.blitzscale_figures import FIGURES
-from livescale.reproduce.claim import Conditions, Curve, Picture
-from livescale.reproduce.figure_run import UnknownFigureError, choose_figures
-from livescale.reproduce.models import cluster_of
-from livescale.reproduce.multicasts import NS_PER_S
-from livescale.reproduce.paper_figures import PaperFigure, Printed, index, write_figure
+from livescale.main import main
 from livescale.sim.pools.configs import build_config
 from livescale.sim.pools.limits import PooledModel, PooledRoles
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from livescale.reproduce.claim import Conditions
-from livescale.reproduce.processes import results
-from livescale.reproduce.run import choose, reproduce
-from livescale.reproduce.sharing import _Folder, share_through, shared
+from livescale.lab.reproduce.base.claim import Conditions
+from livescale.lab.reproduce.base.processes import results
+from livescale.lab.reproduce.base.sharing import _Folder, share_through, shared
+from livescale.lab.reproduce.run import choose, reproduce
 
 
 def test_a_result_is_made_once_for_the_same_arguments() -> None:

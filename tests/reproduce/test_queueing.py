@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.control.stages.queueing import mmc_wait
-from livescale.reproduce.quart import (
+from livescale.control.stages.formulas.queueing import mmc_wait
+from livescale.lab.reproduce.quart.quart import (
     cv_of_gaps,
     gamma_gaps,
     lru_stays,

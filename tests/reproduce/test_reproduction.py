@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.cli.main import main
-from livescale.reproduce.claim import JUDGES, Conditions, Curve, Picture, is_near
-from livescale.reproduce.figures import as_markdown, draw
-from livescale.reproduce.run import CLAIMS, UnknownClaimError, choose, reproduce
+from livescale.lab.reproduce.base.claim import JUDGES, Conditions, Curve, Picture, is_near
+from livescale.lab.reproduce.base.figures import as_markdown, draw
+from livescale.lab.reproduce.run import CLAIMS, UnknownClaimError, choose, reproduce
+from livescale.main import main
 
 
 @given(ids=st.lists(st.sampled_from(sorted(CLAIMS))))

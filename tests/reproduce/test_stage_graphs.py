@@ -11,14 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.control.stages.graph import StageGraph, line
-from livescale.control.stages.variation import StageTraits, arrivals, flows_in, gather, graph_of
-from livescale.control.stages.variation import line as line_of
-from livescale.policies import StagesByQueue
-from livescale.reproduce.quart import gamma_gaps
-from livescale.reproduce.stage_graph_scaling import play_scaled
-from livescale.reproduce.stage_graphs import play_graph
-from livescale.reproduce.stage_lines import play_line
+from livescale.control.stages.formulas.graph import StageGraph, line
+from livescale.control.stages.formulas.variation import (
+    StageTraits,
+    arrivals,
+    flows_in,
+    gather,
+    graph_of,
+)
+from livescale.control.stages.formulas.variation import line as line_of
+from livescale.lab.reproduce.quart.quart import gamma_gaps
+from livescale.lab.reproduce.quart.stage_graph_scaling import play_scaled
+from livescale.lab.reproduce.quart.stage_graphs import play_graph
+from livescale.lab.reproduce.quart.stage_lines import play_line
+from livescale.values.policies import StagesByQueue
 
 arrivals_of = st.lists(st.floats(0, 20), min_size=1, max_size=60).map(
     lambda gaps: np.cumsum(np.array(gaps))

@@ -7,12 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from effort import mostly_long
-from livescale.latency.shapes import EXECUTED
-from livescale.load.traces import TraceRow
-from livescale.policies import StagesByQueue, StagesByRate
-from livescale.reproduce.claim import Conditions
-from livescale.reproduce.models import cluster_of
-from livescale.reproduce.quart_loads import (
+from livescale.lab.reproduce.base.claim import Conditions
+from livescale.lab.reproduce.base.models import cluster_of
+from livescale.lab.reproduce.quart.quart_loads import (
     CLUSTER,
     MODELS,
     UNEVEN,
@@ -20,6 +17,8 @@ from livescale.reproduce.quart_loads import (
     latencies_ns,
     played_fixed,
 )
+from livescale.latency.shapes import EXECUTED
+from livescale.load.traces import TraceRow
 from livescale.sim.pools.limits import PoolError
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.sim.pools.stage_pools import PooledStages, fixed_counts, stage_config
@@ -29,6 +28,7 @@ from livescale.sim.pools.stage_systems import (
     find_stage_system,
 )
 from livescale.sim.pools.systems import UnknownSystem
+from livescale.values.policies import StagesByQueue, StagesByRate
 
 S = 1_000_000_000
 POOLED = PooledStages(EXECUTED["bert-21b"], UNEVEN)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from livescale.lab.reproduce.base.saturated import Scene
 from livescale.load.traces import TraceRow
 from livescale.messages.commands import ChangeDuty
 from livescale.messages.events import HoldingCompleted
-from livescale.reproduce.saturated import Scene
 from livescale.sim.pools.runs import lead_ns, run_pool
-from livescale.telemetry.record import StepLine, read_record
-from livescale.types import Outcome
+from livescale.telemetry.record.record import StepLine, read_record
+from livescale.values.types import Outcome
 
 S = 1_000_000_000
 

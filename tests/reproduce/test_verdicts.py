@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from effort import mostly_long
-from livescale.reproduce.claim import Conditions, Verdict
-from livescale.reproduce.run import CLAIMS
+from livescale.lab.reproduce.base.claim import Conditions, Verdict
+from livescale.lab.reproduce.run import CLAIMS
 
 DATA = os.environ.get("LIVESCALE_DATA")
 

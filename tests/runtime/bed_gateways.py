@@ -11,7 +11,7 @@ import httpx
 from joiners import JoinedGateway, closing
 from pool_thread import LocalPool, wait_until
 
-from livescale.testbed.bed import Testbed
+from livescale.lab.testbed.bed import Testbed
 from slowness import patient
 
 _PORT = 8000

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from livescale.clusters.topology import Host
 from livescale.config.pool import PoolConfig
-from livescale.runtime.boot import AgentBoot
-from livescale.runtime.protocol import Address
-from livescale.types import agent_ref
+from livescale.runtime.wire.boot import AgentBoot
+from livescale.runtime.wire.protocol import Address
+from livescale.values.types import agent_ref
 
 
 def lonely_agent(directory: Path) -> AgentBoot:

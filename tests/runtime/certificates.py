@@ -8,8 +8,8 @@ from typing import Any
 from pool_thread import LocalPool
 
 from livescale.common.credentials import Credentials
-from livescale.runtime.cluster_folder import ClusterFolder
-from livescale.runtime.token import JoinToken, read_token
+from livescale.runtime.join.cluster_folder import ClusterFolder
+from livescale.runtime.wire.token import JoinToken, read_token
 from slowness import patient_ms
 
 

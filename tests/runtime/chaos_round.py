@@ -29,8 +29,8 @@ from stage_faults import (
     wait_for_replicas,
 )
 
-from livescale.chunks import senders
 from livescale.control.controller import Controller
+from livescale.lab.testbed.bed import Testbed
 from livescale.messages.commands import AmendHolding, ChangeDuty, PlanMade, StartHolding
 from livescale.messages.events import (
     BatchTaken,
@@ -39,11 +39,11 @@ from livescale.messages.events import (
     LiveStarted,
     TeamBroke,
 )
-from livescale.plans import ScalePlan
-from livescale.routes import Team
-from livescale.telemetry.record import RunLine, StepLine, read_record
-from livescale.testbed.bed import Testbed
-from livescale.types import AGENT_NUMBERS_FROM, InstanceId, WorkerRef, agent_ref
+from livescale.messages.plans import ScalePlan
+from livescale.telemetry.record.record import RunLine, StepLine, read_record
+from livescale.values.chunks import senders
+from livescale.values.routes import Team
+from livescale.values.types import AGENT_NUMBERS_FROM, InstanceId, WorkerRef, agent_ref
 from slowness import patient
 
 PAIR_FAULTS = ("helped", "helper", "umpire")

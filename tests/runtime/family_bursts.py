@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 from completions import prompt
 
-from livescale.engine.make import FAMILY_NAMES, Preset, make_model
+from livescale.engine.files.make import FAMILY_NAMES, Preset, make_model
 from livescale.engine.oracle import GreedyOracle
 from slowness import patient
 

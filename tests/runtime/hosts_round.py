@@ -25,9 +25,9 @@ from pool_thread import LocalPool, wait_until
 from running_streams import are_given_up
 
 from livescale.config.pool import PoolConfig
-from livescale.runtime.pool_layout import PoolLayout, local_layout
+from livescale.lab.testbed.bed import Testbed
+from livescale.runtime.layout.pool_layout import PoolLayout, local_layout
 from livescale.telemetry.record_watch import RecordWatch
-from livescale.testbed.bed import Testbed
 from slowness import patient, patient_ms
 
 FAULTS = (

@@ -21,7 +21,7 @@ END_S = 60.0
 _OF_VERSION = """
 import sys, livescale
 livescale.__version__ = "{}"
-from livescale.cli.main import main
+from livescale.main import main
 sys.exit(main())
 """
 
@@ -41,7 +41,7 @@ class Machine:
         """With `version` the machine has another release of livescale."""
         self.name = name
         self.log = scratch / f"{name}.log"
-        command = module_words("livescale.cli.main", *words)
+        command = module_words("livescale.main", *words)
         if version is not None:
             command = [sys.executable, "-P", "-c", _OF_VERSION.format(version), *words]
         environ = {k: v for k, v in os.environ.items() if not k.startswith("LIVESCALE_")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from livescale.runtime.machine import OsAddresses
+from livescale.runtime.supervisor.machine import OsAddresses
 
 LEGEND = """
 Legend:

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import httpx
 
-from livescale.bench.made_models import gauge_sum
 from livescale.config.pool import PoolConfig
 from livescale.config.reading import load_config
-from livescale.runtime.pool_layout import PoolLayout, layout_of
-from livescale.runtime.supervisor import Pool
-from livescale.testbed.bed import Testbed
+from livescale.lab.bench.base.made_models import gauge_sum
+from livescale.lab.testbed.bed import Testbed
+from livescale.runtime.layout.pool_layout import PoolLayout, layout_of
+from livescale.runtime.supervisor.supervisor import Pool
 from slowness import patient, patient_ms
 
 Result = TypeVar("Result")

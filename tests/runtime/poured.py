@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from livescale.gateway.backend import Backend, GenerateRequest, TokenChunk, TokenStream
+from livescale.gateway.contract.backend import Backend, GenerateRequest, TokenChunk, TokenStream
 
 
 class Poured:

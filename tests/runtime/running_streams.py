@@ -11,12 +11,12 @@ import httpx
 from completions import Answer, prompt
 from pool_thread import LocalPool
 
-from livescale.batching.run import Run, Segment
+from livescale.batching.runs.run import Run, Segment
 from livescale.engine.timed import TimedExecutor
 from livescale.latency.work import LinearLatency
 from livescale.messages.events import RequestEnded
-from livescale.telemetry.record import StepLine, read_record
-from livescale.types import LayerSpan, Outcome, SamplingParams
+from livescale.telemetry.record.record import StepLine, read_record
+from livescale.values.types import LayerSpan, Outcome, SamplingParams
 from slowness import patient
 
 STREAMS = 24

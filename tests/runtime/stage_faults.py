@@ -13,8 +13,8 @@ from pool_thread import LocalPool, wait_until
 
 from livescale.messages.commands import ChangeDuty, StartHolding
 from livescale.messages.events import WorkerLost
-from livescale.routes import Pipeline
-from livescale.types import InstanceId, WorkerRef
+from livescale.values.routes import Pipeline
+from livescale.values.types import InstanceId, WorkerRef
 from slowness import patient
 
 ADDED, DRAINED = "stage_added", "stage_drained"

@@ -12,7 +12,7 @@ from pool_thread import LocalPool
 from team_pools import words
 
 from livescale.messages.commands import ChangeDuty
-from livescale.routes import Pipeline
+from livescale.values.routes import Pipeline
 from slowness import patient
 
 TOKENS, STREAMS = 24, 10

@@ -10,8 +10,8 @@ import httpx
 from pool_thread import LocalPool, wait_until
 
 from livescale.messages.commands import ChangeDuty
-from livescale.routes import Team
-from livescale.telemetry.record import StepLine, read_record
+from livescale.telemetry.record.record import StepLine, read_record
+from livescale.values.routes import Team
 
 SOURCES = 2
 

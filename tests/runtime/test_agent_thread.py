@@ -19,11 +19,10 @@ from thread_workers import (
     introduce_all,
 )
 
-from livescale.chunks import Feed
 from livescale.clusters.topology import Host
 from livescale.config.pool import PoolConfig
-from livescale.engine.make import make_model
-from livescale.engine.model_files import read_manifest
+from livescale.engine.files.make import make_model
+from livescale.engine.files.model_files import read_manifest
 from livescale.member.member import Member
 from livescale.messages.commands import AmendHolding, DropHolding, StartHolding
 from livescale.messages.events import (
@@ -33,12 +32,13 @@ from livescale.messages.events import (
     HoldingFailed,
     LayerArrived,
 )
-from livescale.runtime.boot import AgentBoot
-from livescale.runtime.member_thread import MemberThread
-from livescale.runtime.protocol import Address, Order
-from livescale.transfer.arena import Arena
-from livescale.transfer.data_plane import DataPlane
-from livescale.types import HoldingId, LayerSpan, Manifest, WorkerRef, agent_ref
+from livescale.runtime.member_process.member_thread import MemberThread
+from livescale.runtime.wire.boot import AgentBoot
+from livescale.runtime.wire.protocol import Address, Order
+from livescale.transfer.memory.arena import Arena
+from livescale.transfer.plane.data_plane import DataPlane
+from livescale.values.chunks import Feed
+from livescale.values.types import HoldingId, LayerSpan, Manifest, WorkerRef, agent_ref
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

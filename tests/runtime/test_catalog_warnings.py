@@ -10,9 +10,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from livescale.config.reading import load_config
-from livescale.engine.errors import ModelError
-from livescale.engine.make import END, END_ID
-from livescale.runtime.catalog import CatalogEntry, prepare_models
+from livescale.engine.base.errors import ModelError
+from livescale.engine.files.make import END, END_ID
+from livescale.runtime.models.catalog import CatalogEntry, prepare_models
 
 
 @pytest.fixture

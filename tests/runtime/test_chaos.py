@@ -27,10 +27,10 @@ from pool_thread import LocalPool
 from stage_faults import REPLICAS, STAGE_FAULTS
 
 from livescale.engine.oracle import GreedyOracle
-from livescale.telemetry.record import read_record
+from livescale.lab.testbed.bed import Testbed
+from livescale.lab.testbed.spec import NetworkSpec, TestbedError, goodput_bytes_per_s
+from livescale.telemetry.record.record import read_record
 from livescale.telemetry.replay import replay
-from livescale.testbed.bed import Testbed
-from livescale.testbed.spec import NetworkSpec, TestbedError, goodput_bytes_per_s
 
 pytestmark = pytest.mark.usefixtures("machine")
 ROUNDS = 1

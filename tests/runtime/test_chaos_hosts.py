@@ -14,8 +14,8 @@ from certificates import Cluster
 from hosts_round import FAULTS, GATEWAYS, HOSTS, LINK_BITS_PER_S, HostsPool
 
 from effort import mostly_long
-from livescale.testbed.bed import Testbed
-from livescale.testbed.spec import NetworkSpec
+from livescale.lab.testbed.bed import Testbed
+from livescale.lab.testbed.spec import NetworkSpec
 
 pytestmark = pytest.mark.usefixtures("machine")
 ROUNDS = 3

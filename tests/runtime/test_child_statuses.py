@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from livescale.runtime.boot import Status
-from livescale.runtime.news import News
-from livescale.runtime.pool_process import Child
+from livescale.runtime.children.pool_process import Child
+from livescale.runtime.wire.boot import Status
+from livescale.runtime.wire.news import News
 
 LINES = [
     msgspec.json.encode(status) + b"\n"

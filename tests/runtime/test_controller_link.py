@@ -11,14 +11,14 @@ from contextlib import suppress
 import pytest
 
 from livescale.messages.epochs import FIRST_EPOCH, Acting, ControllerEpoch, Fenced
-from livescale.runtime.controller_link import Acquaintances, ControllerLink
-from livescale.runtime.doors import CONTROLLER_DOOR, Door
-from livescale.runtime.heartbeat import Heartbeats
-from livescale.runtime.protocol import Address, Holder, Holders, MemberHello, ToController
-from livescale.runtime.wire_channel import Wire
-from livescale.transfer.arena import Arena
-from livescale.transfer.data_plane import DataPlane
-from livescale.types import WorkerRef
+from livescale.runtime.member_process.controller_link import Acquaintances, ControllerLink
+from livescale.runtime.wire.doors import CONTROLLER_DOOR, Door
+from livescale.runtime.wire.heartbeat import Heartbeats
+from livescale.runtime.wire.protocol import Address, Holder, Holders, MemberHello, ToController
+from livescale.runtime.wire.wire_channel import Wire
+from livescale.transfer.memory.arena import Arena
+from livescale.transfer.plane.data_plane import DataPlane
+from livescale.values.types import WorkerRef
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

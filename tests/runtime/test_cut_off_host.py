@@ -11,10 +11,10 @@ import pytest
 from pool_thread import LocalPool, wait_until
 from running_streams import check, right_tokens_of, streams_while
 
+from livescale.lab.testbed.bed import Testbed
+from livescale.lab.testbed.spec import NetworkSpec
 from livescale.messages.events import WorkerJoined, WorkerLost
-from livescale.telemetry.record import StepLine, read_record
-from livescale.testbed.bed import Testbed
-from livescale.testbed.spec import NetworkSpec
+from livescale.telemetry.record.record import StepLine, read_record
 from slowness import patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")

@@ -14,7 +14,7 @@ from completions import Answer, check, prompt
 from pool_thread import LocalPool, wait_until
 
 from livescale.engine.oracle import GreedyOracle
-from livescale.telemetry.record import read_record
+from livescale.telemetry.record.record import read_record
 from livescale.telemetry.replay import replay
 from slowness import patient
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from effort import examples
 from livescale.config.pool import PoolConfig
-from livescale.control.config import ControllerConfig
+from livescale.control.state.config import ControllerConfig
 from livescale.messages.epochs import Acting
-from livescale.runtime.boot import ControllerBoot, GatewayBoot
-from livescale.runtime.examination import ExamineBoot, examine
-from livescale.runtime.pool_backend import PoolBackend
-from livescale.runtime.pool_process import Child
-from livescale.runtime.protocol import (
+from livescale.runtime.children.pool_process import Child
+from livescale.runtime.gateway_process.pool_backend import PoolBackend
+from livescale.runtime.wire.boot import ControllerBoot, GatewayBoot
+from livescale.runtime.wire.examination import ExamineBoot, examine
+from livescale.runtime.wire.protocol import (
     Address,
     Catalog,
     Examine,
@@ -31,7 +31,7 @@ from livescale.runtime.protocol import (
     ToController,
     ToExaminer,
 )
-from livescale.runtime.wire_channel import Wire, open_wire
+from livescale.runtime.wire.wire_channel import Wire, open_wire
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -74,7 +74,7 @@ async def guarded(
     served: list[Wire[ToController]], **bounds: int | float
 ) -> AsyncIterator[Address]:
     """A door behind which every message is answered."""
-    from livescale.runtime.doors import Door
+    from livescale.runtime.wire.doors import Door
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         wire: Wire[ToController] = Wire(reader, writer, ToController)

@@ -11,12 +11,12 @@ import httpx
 import pytest
 from pool_thread import LocalPool, wait_until
 
-from livescale.chunks import senders
-from livescale.engine.make import make_model
+from livescale.engine.files.make import make_model
 from livescale.messages.commands import ModelGone, StartHolding
 from livescale.messages.events import AgentJoined
-from livescale.telemetry.record import StepLine, read_record
+from livescale.telemetry.record.record import StepLine, read_record
 from livescale.telemetry.replay import replay
+from livescale.values.chunks import senders
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from pool_thread import LocalPool, wait_until
 
-from livescale.runtime.supervisor import PoolFailed
+from livescale.runtime.supervisor.supervisor import PoolFailed
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

@@ -12,8 +12,8 @@ from pool_thread import LocalPool, wait_until
 
 from livescale.messages.commands import Dispatch
 from livescale.messages.events import RequestArrived
-from livescale.telemetry.record import StepLine, read_record
-from livescale.types import RequestId
+from livescale.telemetry.record.record import StepLine, read_record
+from livescale.values.types import RequestId
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

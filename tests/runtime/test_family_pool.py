@@ -10,7 +10,7 @@ import pytest
 from family_bursts import entries_of, make_families, name_of
 from pool_thread import LocalPool
 
-from livescale.engine.make import FAMILY_NAMES, Preset
+from livescale.engine.files.make import FAMILY_NAMES, Preset
 from livescale.engine.oracle import GreedyOracle
 
 pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.long]

@@ -18,8 +18,8 @@ from pool_thread import LocalPool, wait_until
 
 from livescale.config.reading import load_config
 from livescale.engine.oracle import GreedyOracle
-from livescale.runtime.forking import ForkServer, ForkServerError
-from livescale.runtime.pool_process import STATUS_BYTES_MAX, Child, child_environment
+from livescale.runtime.children.forking import ForkServer, ForkServerError
+from livescale.runtime.children.pool_process import STATUS_BYTES_MAX, Child, child_environment
 from slowness import patient
 
 pytestmark = [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from machine_files import LEGEND, make_program
 
-from livescale.runtime.gpu_links import (
+from livescale.runtime.supervisor.gpu_links import (
     Gpu,
     GpuLinksError,
     nvlink_groups,

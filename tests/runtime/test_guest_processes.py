@@ -12,19 +12,19 @@ import pytest
 import xxhash
 from pool_thread import LocalPool, wait_until
 
-from livescale.chunks import senders
 from livescale.common.addresses import parse_address
 from livescale.common.errors import UserError
-from livescale.engine.model_files import read_layers, read_manifest
+from livescale.engine.files.model_files import read_layers, read_manifest
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import AgentJoined
-from livescale.runtime.guest import Guest, GuestAs, GuestError
-from livescale.runtime.guest_child import GuestChild
-from livescale.runtime.guest_messages import GuestTerms
-from livescale.runtime.protocol import Address
-from livescale.runtime.token import read_token
-from livescale.telemetry.record import StepLine, read_record
-from livescale.types import FromWorker, Manifest, WorkerRef
+from livescale.runtime.guest.guest import Guest, GuestAs, GuestError
+from livescale.runtime.guest.guest_child import GuestChild
+from livescale.runtime.guest.guest_messages import GuestTerms
+from livescale.runtime.wire.protocol import Address
+from livescale.runtime.wire.token import read_token
+from livescale.telemetry.record.record import StepLine, read_record
+from livescale.values.chunks import senders
+from livescale.values.types import FromWorker, Manifest, WorkerRef
 from slowness import patient, patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")

@@ -10,20 +10,20 @@ import pytest
 import slowness
 from livescale import __version__
 from livescale.config.pool import PoolConfig
-from livescale.control.host_ledger import HostNumbers
+from livescale.control.cluster.host_ledger import HostNumbers
 from livescale.messages.epochs import FIRST_EPOCH, Acting
-from livescale.runtime.doors import CONTROLLER_DOOR, Door
-from livescale.runtime.head_talk import HeadTalk
-from livescale.runtime.heartbeat import Heartbeats
-from livescale.runtime.joining import (
+from livescale.runtime.join.head_talk import HeadTalk
+from livescale.runtime.wire.doors import CONTROLLER_DOOR, Door
+from livescale.runtime.wire.heartbeat import Heartbeats
+from livescale.runtime.wire.joining import (
     Farewell,
     GatewayJoins,
     GatewayWelcome,
     HostHello,
     Welcome,
 )
-from livescale.runtime.protocol import Address
-from livescale.runtime.wire_channel import Wire
+from livescale.runtime.wire.protocol import Address
+from livescale.runtime.wire.wire_channel import Wire
 
 pytestmark = pytest.mark.usefixtures("machine")
 WAIT_S = 60.0

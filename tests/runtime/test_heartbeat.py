@@ -14,11 +14,11 @@ from livescale.messages.attempts import (
     Cancel,
     Disown,
 )
-from livescale.runtime.doors import Door
-from livescale.runtime.heartbeat import Heartbeats, WorkPulse
-from livescale.runtime.protocol import Address
-from livescale.runtime.wire_channel import Wire, open_wire
-from livescale.types import RequestId
+from livescale.runtime.wire.doors import Door
+from livescale.runtime.wire.heartbeat import Heartbeats, WorkPulse
+from livescale.runtime.wire.protocol import Address
+from livescale.runtime.wire.wire_channel import Wire, open_wire
+from livescale.values.types import RequestId
 from slowness import patient, patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")

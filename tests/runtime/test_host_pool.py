@@ -13,14 +13,14 @@ import pytest
 from completions import Answer, prompt
 from pool_thread import LocalPool, wait_until
 
-from livescale.chunks import senders
+from livescale.lab.testbed.bed import Testbed
+from livescale.lab.testbed.spec import NetworkSpec, TestbedError
 from livescale.messages.commands import AmendHolding, StartHolding
 from livescale.messages.events import HoldingDropped, HoldingFailed, WorkerJoined, WorkerLost
-from livescale.telemetry.record import StepLine, read_record
+from livescale.telemetry.record.record import StepLine, read_record
 from livescale.telemetry.replay import replay
-from livescale.testbed.bed import Testbed
-from livescale.testbed.spec import NetworkSpec, TestbedError
-from livescale.types import HoldingId
+from livescale.values.chunks import senders
+from livescale.values.types import HoldingId
 from slowness import patient
 
 HOSTS = 3

@@ -15,12 +15,12 @@ from running_streams import check, nothing, right_tokens_of, streams_while
 
 from effort import mostly_long
 from livescale import __version__
-from livescale.bench.token_checks import wrong_greedy_tokens, wrong_timed_tokens
-from livescale.engine.model_files import read_manifest
+from livescale.engine.files.model_files import read_manifest
+from livescale.lab.bench.base.token_checks import wrong_greedy_tokens, wrong_timed_tokens
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import WorkerJoined
-from livescale.runtime.token import make_token
-from livescale.telemetry.record import StepLine, read_record
+from livescale.runtime.wire.token import make_token
+from livescale.telemetry.record.record import StepLine, read_record
 from slowness import patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")

@@ -18,9 +18,9 @@ from pool_thread import LocalPool, wait_until
 
 from livescale.config.pool import PoolConfig
 from livescale.engine.oracle import GreedyOracle
-from livescale.runtime.pool_layout import PoolLayout, local_layout
-from livescale.testbed.bed import CONTROL, Testbed
-from livescale.testbed.spec import NetworkSpec
+from livescale.lab.testbed.bed import CONTROL, Testbed
+from livescale.lab.testbed.spec import NetworkSpec
+from livescale.runtime.layout.pool_layout import PoolLayout, local_layout
 from slowness import patient, patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")

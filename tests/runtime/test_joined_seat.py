@@ -10,10 +10,10 @@ from machine_files import addresses, make_interface
 
 from livescale.clusters.topology import Device, Host
 from livescale.config.pool import PoolConfig
-from livescale.runtime.machine import interface_at
-from livescale.runtime.news import News
-from livescale.runtime.pool_claims import own_rate
-from livescale.runtime.pool_layout import HostSeat, joined_seat, local_layout
+from livescale.runtime.layout.pool_layout import HostSeat, joined_seat, local_layout
+from livescale.runtime.supervisor.machine import interface_at
+from livescale.runtime.supervisor.pool_claims import own_rate
+from livescale.runtime.wire.news import News
 
 CONFIG = PoolConfig(models=(), workers=2)
 TOLD = PoolConfig(models=(), workers=2, uplink_bytes_per_s=1 << 20, downlink_bytes_per_s=1 << 20)

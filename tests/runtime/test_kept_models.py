@@ -13,8 +13,8 @@ import httpx
 import pytest
 from pool_thread import LocalPool, wait_until
 
-from livescale.cli.main import main
 from livescale.common.settings import ConfigError
+from livescale.main import main
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

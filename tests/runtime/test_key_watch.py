@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from effort import examples
 from livescale.common.settings import ConfigError
 from livescale.config.pool import PoolConfig
-from livescale.gateway.keys import KeyDigests, digest_of
-from livescale.runtime.boot import GatewayBoot
-from livescale.runtime.key_watch import KeyWatch
-from livescale.runtime.pool_process import Child
-from livescale.runtime.protocol import Address, Catalog
+from livescale.gateway.contract.keys import KeyDigests, digest_of
+from livescale.runtime.children.pool_process import Child
+from livescale.runtime.supervisor.key_watch import KeyWatch
+from livescale.runtime.wire.boot import GatewayBoot
+from livescale.runtime.wire.protocol import Address, Catalog
 from slowness import patient
 
 WAIT_S = 60.0

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from livescale.bench.fidelity import timed_pool
-from livescale.bench.fidelity_runs import play_real
+from livescale.lab.bench.pools.fidelity import timed_pool
+from livescale.lab.bench.pools.fidelity_runs import play_real
 from livescale.load.traces import TraceRow
-from livescale.telemetry.record import AnyLine, RequestLine
+from livescale.telemetry.record.record import AnyLine, RequestLine
 from slowness import patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from livescale.common.settings import ConfigError
-from livescale.control.lease import LeaseClaim, LeaseRecord, LeaseTerms
-from livescale.runtime.lease_keeper import LeaseKeeper
-from livescale.runtime.lease_stores import FileLease, KubernetesLease, LeaseStore, lease_store
+from livescale.control.cluster.lease import LeaseClaim, LeaseRecord, LeaseTerms
+from livescale.runtime.lease.lease_keeper import LeaseKeeper
+from livescale.runtime.lease.lease_stores import FileLease, KubernetesLease, LeaseStore, lease_store
 from slowness import patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -38,9 +38,9 @@ def slow_terms() -> LeaseTerms:
 _CANDIDATE = """
 import asyncio, sys
 from pathlib import Path
-from livescale.control.lease import LeaseClaim, LeaseTerms
-from livescale.runtime.lease_keeper import LeaseKeeper
-from livescale.runtime.lease_stores import FileLease
+from livescale.control.cluster.lease import LeaseClaim, LeaseTerms
+from livescale.runtime.lease.lease_keeper import LeaseKeeper
+from livescale.runtime.lease.lease_stores import FileLease
 
 async def main():
     claim = LeaseClaim(sys.argv[2], LeaseTerms(int(sys.argv[3])))

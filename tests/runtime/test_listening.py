@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from livescale.runtime.listening import listen
+from livescale.runtime.supervisor.listening import listen
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

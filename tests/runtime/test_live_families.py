@@ -10,11 +10,11 @@ import pytest
 from family_bursts import burst, check_answers, entries_of, make_families
 from pool_thread import LocalPool, wait_until
 
-from livescale.engine.make import FAMILY_NAMES
+from livescale.engine.files.make import FAMILY_NAMES
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import BatchTaken, LiveStarted, RequestEnded
-from livescale.telemetry.record import StepLine, read_record
-from livescale.types import Outcome
+from livescale.telemetry.record.record import StepLine, read_record
+from livescale.values.types import Outcome
 
 pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.long]
 #: a load takes half a second

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.batching.live_messages import (
+from livescale.batching.contract.live_messages import (
     Declined,
     Gone,
     Handover,
@@ -22,9 +22,15 @@ from livescale.batching.live_messages import (
     Settled,
     Taken,
 )
-from livescale.batching.run import BatchKey, SequenceSpec
-from livescale.runtime.live_parcels import PART_BYTES, Assembler, Letter, ParcelError, pack
-from livescale.types import SamplingParams
+from livescale.batching.runs.run import BatchKey, SequenceSpec
+from livescale.runtime.member_process.live_parcels import (
+    PART_BYTES,
+    Assembler,
+    Letter,
+    ParcelError,
+    pack,
+)
+from livescale.values.types import SamplingParams
 
 KEYS = st.builds(BatchKey, st.integers(0, 9), st.integers(0, 2**40))
 IDS = st.lists(st.integers(0, 2**20), max_size=30)

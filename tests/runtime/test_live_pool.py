@@ -16,9 +16,9 @@ from pool_thread import LocalPool, wait_until
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.commands import Dispatch, StartHolding
 from livescale.messages.events import BatchTaken, HoldingCompleted, LiveStarted, RequestEnded
-from livescale.telemetry.record import StepLine, read_record
+from livescale.telemetry.record.record import StepLine, read_record
 from livescale.telemetry.replay import replay
-from livescale.types import HoldingId, InstanceId
+from livescale.values.types import HoldingId, InstanceId
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

@@ -16,8 +16,7 @@ import pytest
 from msgspec import structs
 from thread_workers import WAIT_S, ThreadWorker, all_from, introduce_all
 
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_messages import (
+from livescale.batching.contract.live_messages import (
     Declined,
     Handover,
     KvLayer,
@@ -26,8 +25,9 @@ from livescale.batching.live_messages import (
     Parted,
     Pull,
 )
-from livescale.batching.run import BatchKey, SequenceSpec
-from livescale.engine.model_files import model_spec, read_manifest
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.runs.run import BatchKey, SequenceSpec
+from livescale.engine.files.model_files import model_spec, read_manifest
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.attempts import AttemptReturned, AttemptTaken, Cancel
 from livescale.messages.events import (
@@ -42,12 +42,12 @@ from livescale.messages.events import (
     LiveStarted,
     RequestEnded,
 )
-from livescale.routes import Partner, Taker
-from livescale.runtime.live_parcels import Assembler, Letter, pack
-from livescale.runtime.protocol import Submit, Tokens
-from livescale.transfer.arena import Arena
-from livescale.transfer.data_plane import DataPlane
-from livescale.types import Outcome, SamplingParams, WorkerRef
+from livescale.runtime.member_process.live_parcels import Assembler, Letter, pack
+from livescale.runtime.wire.protocol import Submit, Tokens
+from livescale.transfer.memory.arena import Arena
+from livescale.transfer.plane.data_plane import DataPlane
+from livescale.values.routes import Partner, Taker
+from livescale.values.types import Outcome, SamplingParams, WorkerRef
 from mean_rows import assert_close, mean_rows
 from slowness import patient
 

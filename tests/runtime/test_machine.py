@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from machine_files import addresses, make_interface, make_numa_node, make_program
 
-from livescale.runtime.machine import (
+from livescale.runtime.supervisor.machine import (
     Interface,
     NumaNode,
     interface_at,

@@ -13,7 +13,7 @@ import pytest
 from pool_thread import LocalPool, wait_until
 
 from livescale.messages.commands import StartHolding
-from livescale.telemetry.record import RequestLine, StepLine, read_record
+from livescale.telemetry.record.record import RequestLine, StepLine, read_record
 from slowness import patient, patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")

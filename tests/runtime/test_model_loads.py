@@ -8,10 +8,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.control.status import InstanceSummary
+from livescale.control.reports.status import InstanceSummary
 from livescale.messages.events import InstanceReported, StageCounts
-from livescale.runtime.shown_status import ModelLoads
-from livescale.types import InstanceState
+from livescale.runtime.controller_process.shown_status import ModelLoads
+from livescale.values.types import InstanceState
 
 MODELS = ("a", "b")
 BLOCKS = 10

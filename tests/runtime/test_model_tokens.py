@@ -10,10 +10,10 @@ import pytest
 from livescale.common.settings import ConfigError
 from livescale.config.pool import PoolConfig
 from livescale.config.reading import changed_model, load_config, model_of
-from livescale.runtime.catalog import prepare_models, published
-from livescale.runtime.protocol import PublishedModel
-from livescale.runtime.restoration import restored_models, state_of
-from livescale.runtime.state_directory import PoolState
+from livescale.runtime.models.catalog import prepare_models, published
+from livescale.runtime.models.restoration import restored_models, state_of
+from livescale.runtime.models.state_directory import PoolState
+from livescale.runtime.wire.protocol import PublishedModel
 
 OWN = 4096
 """Tokens that the tiny model takes by itself."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.batching.live_batch import LiveLimits
+from livescale.batching.live.live_batch import LiveLimits
 from livescale.clusters.topology import Device
 from livescale.config.model import ModelConfig
 from livescale.member.inputs import FetchFailed, Ordered
@@ -15,11 +15,9 @@ from livescale.member.instance import ServingLimits
 from livescale.member.member import Member
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import WorkerJoined
-from livescale.policies import ModelPolicy
-from livescale.routes import Duty
-from livescale.runtime.models_ahead import ModelsAhead
-from livescale.runtime.preparing import Preparing
-from livescale.runtime.protocol import (
+from livescale.runtime.controller_process.models_ahead import ModelsAhead
+from livescale.runtime.member_process.preparing import Preparing
+from livescale.runtime.wire.protocol import (
     Address,
     CatalogEntry,
     Holder,
@@ -27,7 +25,9 @@ from livescale.runtime.protocol import (
     MemberHello,
     PublishedModel,
 )
-from livescale.types import HoldingId, LayerEntry, LayerSpan, Manifest, ModelSpec, WorkerRef
+from livescale.values.policies import ModelPolicy
+from livescale.values.routes import Duty
+from livescale.values.types import HoldingId, LayerEntry, LayerSpan, Manifest, ModelSpec, WorkerRef
 
 W = [WorkerRef(number) for number in range(4)]
 DEVICE = Device("vllm", "host", "leaf", arena_bytes=100, kv_bytes=100)

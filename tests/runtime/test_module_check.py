@@ -13,9 +13,9 @@ import pytest
 from livescale.common.interpreter import module_words
 from livescale.config.model import ModelConfig
 from livescale.config.pool import PoolConfig
-from livescale.engine.errors import ModelError
-from livescale.runtime.boot import PrepareBoot, Status
-from livescale.runtime.module_check import ModuleCheck
+from livescale.engine.base.errors import ModelError
+from livescale.runtime.models.module_check import ModuleCheck
+from livescale.runtime.wire.boot import PrepareBoot, Status
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -35,7 +35,7 @@ def pool(*models: ModelConfig, device: str = "cpu") -> PoolConfig:
 
 def prepared(config: PoolConfig, model: ModelConfig) -> Status:
     """By the process that reads a model for publication: it ends when its standard input does."""
-    words = module_words("livescale.runtime.child", "prepare", "error")
+    words = module_words("livescale.runtime.children.child", "prepare", "error")
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe) as process:
         assert process.stdin is not None

@@ -9,11 +9,11 @@ import httpx
 import pytest
 from pool_thread import LocalPool, wait_until
 
-from livescale.engine.make import make_model
+from livescale.engine.files.make import make_model
 from livescale.messages.commands import Drain, ScaleDecided, StartHolding
 from livescale.messages.events import RequestArrived
-from livescale.telemetry.record import RequestLine, ScaleLine, StepLine, read_record
-from livescale.types import Outcome
+from livescale.telemetry.record.record import RequestLine, ScaleLine, StepLine, read_record
+from livescale.values.types import Outcome
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("machine")
 PARENT = """
 import subprocess, sys
 child = subprocess.Popen(
-    [sys.executable, "-P", "-m", "livescale.runtime.child", "agent", "error"],
+    [sys.executable, "-P", "-m", "livescale.runtime.children.child", "agent", "error"],
     stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
 )
 child.stdin.write(sys.stdin.buffer.readline())

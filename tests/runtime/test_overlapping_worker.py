@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from thread_workers import WAIT_S, ThreadWorker, all_from, grid_of, introduce_all
 
-from livescale.batching.engine_step import EngineStep, StepTokens
-from livescale.batching.run import Run
-from livescale.chunks import Feed, ranges_of
-from livescale.engine.model_files import read_manifest
-from livescale.engine.run_result import InstanceExecutor, RunResult
+from livescale.batching.runs.engine_step import EngineStep, StepTokens
+from livescale.batching.runs.run import Run
+from livescale.engine.base.run_result import InstanceExecutor, RunResult
+from livescale.engine.files.model_files import read_manifest
 from livescale.messages.attempts import AttemptReturned
 from livescale.messages.events import HoldingCompleted, LayerArrived
-from livescale.runtime.protocol import Submit, Tokens
-from livescale.types import (
+from livescale.runtime.wire.protocol import Submit, Tokens
+from livescale.values.chunks import Feed, ranges_of
+from livescale.values.types import (
     FinishReason,
     FromWorker,
     LayerSpan,

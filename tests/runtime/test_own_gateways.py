@@ -29,8 +29,8 @@ from running_streams import (
 )
 
 from livescale.config.pool import PoolConfig
-from livescale.runtime.news import News, PoolProgress
-from livescale.runtime.own_gateways import OwnGateways, with_share_of_line
+from livescale.runtime.supervisor.own_gateways import OwnGateways, with_share_of_line
+from livescale.runtime.wire.news import News, PoolProgress
 from slowness import patient, patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from thread_workers import WAIT_S, ThreadWorker, all_from, introduce_all
 
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_messages import (
+from livescale.batching.contract.live_messages import (
     Declined,
     Gone,
     Handover,
@@ -24,23 +23,24 @@ from livescale.batching.live_messages import (
     Settled,
     Taken,
 )
-from livescale.batching.run import BatchKey
-from livescale.engine.model_files import read_manifest
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.runs.run import BatchKey
+from livescale.engine.files.model_files import read_manifest
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.attempts import (
     AttemptReturned,
 )
 from livescale.messages.events import HoldingCompleted, LiveStarted, RequestEnded
-from livescale.routes import Partner
-from livescale.runtime.live_parcels import Assembler, Letter, pack
-from livescale.runtime.peer_lines import PeerLines
-from livescale.runtime.protocol import (
+from livescale.runtime.member_process.live_parcels import Assembler, Letter, pack
+from livescale.runtime.member_process.peer_lines import PeerLines
+from livescale.runtime.wire.protocol import (
     Submit,
     Tokens,
 )
-from livescale.transfer.arena import Arena
-from livescale.transfer.data_plane import DataPlane
-from livescale.types import Outcome, SamplingParams, WorkerRef
+from livescale.transfer.memory.arena import Arena
+from livescale.transfer.plane.data_plane import DataPlane
+from livescale.values.routes import Partner
+from livescale.values.types import Outcome, SamplingParams, WorkerRef
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

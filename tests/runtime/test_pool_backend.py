@@ -22,7 +22,7 @@ from poured import Poured, submitted
 from effort import examples
 from livescale.config.model import ModelConfig, RoleReplicas, RolesConfig
 from livescale.config.pool import PoolConfig
-from livescale.gateway.backend import (
+from livescale.gateway.contract.backend import (
     Client,
     GenerateRequest,
     GenerationFailed,
@@ -43,11 +43,10 @@ from livescale.messages.attempts import (
 from livescale.messages.commands import Dispatch
 from livescale.messages.epochs import FIRST_EPOCH, Acting
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
-from livescale.policies import ModelPolicy, RoleLimits
-from livescale.runtime.boot import GatewayBoot
-from livescale.runtime.doors import CONTROLLER_DOOR, Door, token_door
-from livescale.runtime.pool_backend import PoolBackend
-from livescale.runtime.protocol import (
+from livescale.runtime.gateway_process.pool_backend import PoolBackend
+from livescale.runtime.wire.boot import GatewayBoot
+from livescale.runtime.wire.doors import CONTROLLER_DOOR, Door, token_door
+from livescale.runtime.wire.protocol import (
     AddModel,
     Address,
     AnyMessage,
@@ -69,8 +68,9 @@ from livescale.runtime.protocol import (
     Tokens,
     ToTokenServer,
 )
-from livescale.runtime.wire_channel import Wire
-from livescale.types import (
+from livescale.runtime.wire.wire_channel import Wire
+from livescale.values.policies import ModelPolicy, RoleLimits
+from livescale.values.types import (
     FinishReason,
     LayerEntry,
     Manifest,

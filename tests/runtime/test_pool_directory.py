@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from livescale.runtime.pool_directory import PoolDirectory
+from livescale.runtime.supervisor.pool_directory import PoolDirectory
 
 pytestmark = pytest.mark.usefixtures("machine")
 
 OWNER = (
-    "from livescale.runtime.pool_directory import PoolDirectory\n"
+    "from livescale.runtime.supervisor.pool_directory import PoolDirectory\n"
     "directory = PoolDirectory()\n"
     "(directory.path / 'w0.sock').touch()\n"
     "print(directory.path, flush=True)\n"

@@ -12,13 +12,13 @@ import pytest
 from pool_thread import LocalPool, wait_until
 
 from effort import mostly_long
-from livescale.cli.main import main
 from livescale.common.settings import ConfigError
 from livescale.config.reading import load_config
-from livescale.runtime.supervisor import Pool
+from livescale.main import main
+from livescale.runtime.supervisor.supervisor import Pool
 from livescale.telemetry.history.reading import read_history
-from livescale.telemetry.record import RequestLine, read_record, starts_of
-from livescale.telemetry.record_parts import parts_of
+from livescale.telemetry.record.record import RequestLine, read_record, starts_of
+from livescale.telemetry.record.record_parts import parts_of
 from livescale.telemetry.replay import replay
 from slowness import patient
 

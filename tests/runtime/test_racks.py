@@ -9,7 +9,7 @@ from joiners import Joiner, closing
 from pool_thread import LocalPool, wait_until
 
 from livescale.messages.events import WorkerJoined
-from livescale.telemetry.record import StepLine, read_record
+from livescale.telemetry.record.record import StepLine, read_record
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -16,7 +16,7 @@ from pool_thread import LocalPool, wait_until
 
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.events import InstanceReported
-from livescale.telemetry.record import (
+from livescale.telemetry.record.record import (
     LoadPhases,
     RequestLine,
     RunLine,
@@ -25,7 +25,7 @@ from livescale.telemetry.record import (
     read_record,
 )
 from livescale.telemetry.replay import replay
-from livescale.types import Outcome
+from livescale.values.types import Outcome
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

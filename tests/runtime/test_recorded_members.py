@@ -26,9 +26,9 @@ from livescale.member.inputs import (
     Submitted,
 )
 from livescale.messages.events import BatchTaken
-from livescale.runtime.supervisor import Pool
+from livescale.runtime.supervisor.supervisor import Pool
 from livescale.telemetry.member_record import MemberStepLine, read_member_record
-from livescale.telemetry.record import StepLine, read_record
+from livescale.telemetry.record.record import StepLine, read_record
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -95,7 +95,7 @@ def test_records_of_a_pool_whose_processes_die_replay(tiny_model: Path, tmp_path
     assert PeerSent in kinds
     for hash_seed in ("1", "2"):
         done = subprocess.run(
-            module_words("livescale.cli.main", "replay", *map(str, files)),
+            module_words("livescale.main", "replay", *map(str, files)),
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,

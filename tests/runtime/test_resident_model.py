@@ -9,10 +9,10 @@ import pytest
 from test_worker_thread import ARENA_BYTES, ask, check_loaded, load_source
 from thread_workers import ThreadWorker, all_from, introduce_all
 
-from livescale.engine.model_files import read_manifest
+from livescale.engine.files.model_files import read_manifest
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.events import FirstByteArrived, HoldingDropped, LayerArrived
-from livescale.types import Manifest
+from livescale.values.types import Manifest
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.runtime.restarts import Restarts, give_up_reason
+from livescale.runtime.children.restarts import Restarts, give_up_reason
 
 #: how lives ended: never ready, or so many seconds after that
 LIVES = st.lists(st.none() | st.floats(0, 100), max_size=40)

@@ -10,9 +10,9 @@ import pytest
 from family_bursts import burst, check_answers, entries_of, make_families
 from pool_thread import LocalPool
 
-from livescale.engine.make import FAMILY_NAMES
+from livescale.engine.files.make import FAMILY_NAMES
 from livescale.messages.events import BatchTaken
-from livescale.telemetry.record import StepLine, read_record
+from livescale.telemetry.record.record import StepLine, read_record
 
 pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.long]
 ROLES = (

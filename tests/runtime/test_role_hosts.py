@@ -17,15 +17,15 @@ from running_streams import TOKENS as STREAM_TOKENS
 from running_streams import streams_while
 from test_standby import Heads
 
-from livescale.bench.token_checks import wrong_timed_tokens
-from livescale.engine.model_files import read_manifest
+from livescale.engine.files.model_files import read_manifest
 from livescale.engine.oracle import GreedyOracle
+from livescale.lab.bench.base.token_checks import wrong_timed_tokens
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import BatchTaken, WorkerJoined
-from livescale.policies import ROLES
 from livescale.telemetry.history.reading import read_history
-from livescale.telemetry.record import StepLine, read_record
-from livescale.types import RequestId
+from livescale.telemetry.record.record import StepLine, read_record
+from livescale.values.policies import ROLES
+from livescale.values.types import RequestId
 from slowness import patient
 
 pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.long]

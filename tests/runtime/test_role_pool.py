@@ -14,19 +14,19 @@ from pool_thread import LocalPool, wait_until
 from running_streams import STREAMS, RightTokens, check_undisturbed, right_tokens_of, streams_while
 from running_streams import check as check_streams
 
-from livescale.bench.token_checks import wrong_timed_tokens
 from livescale.common.settings import ConfigError
-from livescale.engine.model_files import read_manifest
+from livescale.engine.files.model_files import read_manifest
 from livescale.engine.oracle import GreedyOracle
+from livescale.lab.bench.base.token_checks import wrong_timed_tokens
 from livescale.messages.commands import ChangeDuty, Dispatch, StartHolding
 from livescale.messages.events import BatchTaken, InstanceReported, RequestEnded, RoleChanged
-from livescale.policies import ROLES
-from livescale.report.role_usage import usage_by_role
-from livescale.routes import Duty
+from livescale.report.run.role_usage import usage_by_role
 from livescale.telemetry.history.reading import read_history
-from livescale.telemetry.record import RunLine, StepLine, read_record
+from livescale.telemetry.record.record import RunLine, StepLine, read_record
 from livescale.telemetry.replay import replay
-from livescale.types import InstanceId, Role
+from livescale.values.policies import ROLES
+from livescale.values.routes import Duty
+from livescale.values.types import InstanceId, Role
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.batching.run import BatchKey, EmittedTokens, Run, Segment
-from livescale.batching.visit_messages import Lead, Visited
-from livescale.engine.run_result import RunResult
-from livescale.runtime.live_parcels import Assembler, Letter, ParcelError, pack
-from livescale.runtime.run_answers import SUM_BYTES, Besides, RunAnswers
-from livescale.types import LayerSpan, SamplingParams, TokenLogprobs
+from livescale.batching.contract.visit_messages import Lead, Visited
+from livescale.batching.runs.run import BatchKey, EmittedTokens, Run, Segment
+from livescale.engine.base.run_result import RunResult
+from livescale.runtime.member_process.live_parcels import Assembler, Letter, ParcelError, pack
+from livescale.runtime.member_process.run_answers import SUM_BYTES, Besides, RunAnswers
+from livescale.values.types import LayerSpan, SamplingParams, TokenLogprobs
 
 HIDDEN = 3
 MEMBER = 9

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.runtime.run_lane import RunLane
+from livescale.runtime.member_process.run_lane import RunLane
 
 
 @given(st.lists(st.booleans(), max_size=12))

@@ -19,7 +19,7 @@ from joiners import Joiner, closing
 from pool_thread import LocalPool, wait_until
 from running_streams import check, nothing, right_tokens_of, streams_while
 
-from livescale.runtime.token import JoinToken, make_token
+from livescale.runtime.wire.token import JoinToken, make_token
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

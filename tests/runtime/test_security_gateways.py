@@ -34,10 +34,10 @@ from livescale.messages.events import (
     RequestEnded,
     WorkerJoined,
 )
-from livescale.runtime.doors import CONTROLLER_DOOR, token_door
-from livescale.runtime.heartbeat import Heartbeats
-from livescale.runtime.joining import Farewell, GatewayJoins, HostHello
-from livescale.runtime.protocol import (
+from livescale.runtime.wire.doors import CONTROLLER_DOOR, token_door
+from livescale.runtime.wire.heartbeat import Heartbeats
+from livescale.runtime.wire.joining import Farewell, GatewayJoins, HostHello
+from livescale.runtime.wire.protocol import (
     Address,
     Examined,
     FromTokenServer,
@@ -51,9 +51,9 @@ from livescale.runtime.protocol import (
     ToGateway,
     ToHost,
 )
-from livescale.runtime.token import JoinToken
-from livescale.runtime.wire_channel import Wire, open_wire
-from livescale.types import HoldingId, Outcome, WorkerRef
+from livescale.runtime.wire.token import JoinToken
+from livescale.runtime.wire.wire_channel import Wire, open_wire
+from livescale.values.types import HoldingId, Outcome, WorkerRef
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

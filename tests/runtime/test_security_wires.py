@@ -15,8 +15,8 @@ import pytest
 from certificates import Cluster
 
 from livescale.common.credentials import Credentials
-from livescale.runtime.doors import Door, OutcastError, StrangerError
-from livescale.runtime.protocol import (
+from livescale.runtime.wire.doors import Door, OutcastError, StrangerError
+from livescale.runtime.wire.protocol import (
     Address,
     Catalog,
     Examine,
@@ -24,7 +24,7 @@ from livescale.runtime.protocol import (
     ToController,
     ToExaminer,
 )
-from livescale.runtime.wire_channel import Wire, open_wire
+from livescale.runtime.wire.wire_channel import Wire, open_wire
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

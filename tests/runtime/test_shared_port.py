@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from livescale.common.settings import ConfigError
-from livescale.runtime import shared_port
-from livescale.runtime.listening import listen
-from livescale.runtime.shared_port import SharedPort
+from livescale.runtime.supervisor import shared_port
+from livescale.runtime.supervisor.listening import listen
+from livescale.runtime.supervisor.shared_port import SharedPort
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

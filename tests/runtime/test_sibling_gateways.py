@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from livescale.gateway.backend import Reading
-from livescale.gateway.kept_counts import KeptCounts, SiblingCounts
-from livescale.gateway.metrics import Metrics
-from livescale.runtime import sibling_gateways
-from livescale.runtime.boot import GatewayPlace
-from livescale.runtime.sibling_gateways import SiblingGateways
+from livescale.gateway.contract.backend import Reading
+from livescale.gateway.metrics.kept_counts import KeptCounts, SiblingCounts
+from livescale.gateway.metrics.metrics import Metrics
+from livescale.runtime.gateway_process import sibling_gateways
+from livescale.runtime.gateway_process.sibling_gateways import SiblingGateways
+from livescale.runtime.wire.boot import GatewayPlace
 
 pytestmark = pytest.mark.usefixtures("machine")
 

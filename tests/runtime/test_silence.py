@@ -28,7 +28,7 @@ from running_streams import (
 
 from livescale.config.pool import PoolConfig
 from livescale.messages.events import WorkerLost
-from livescale.telemetry.record import StepLine, read_record
+from livescale.telemetry.record.record import StepLine, read_record
 from slowness import patient, patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")

@@ -10,12 +10,12 @@ import pytest
 from completions import Answer, prompt
 from pool_thread import LocalPool, wait_until
 
-from livescale.engine.make import make_model
+from livescale.engine.files.make import make_model
 from livescale.messages.commands import AmendHolding, PlanMade, StartHolding
 from livescale.messages.events import HoldingCompleted
-from livescale.plans import ScalePlan
-from livescale.telemetry.record import StepLine, read_record
-from livescale.types import HoldingId
+from livescale.messages.plans import ScalePlan
+from livescale.telemetry.record.record import StepLine, read_record
+from livescale.values.types import HoldingId
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

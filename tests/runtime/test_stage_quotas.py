@@ -8,7 +8,7 @@ import pytest
 
 from livescale.common.errors import UserError
 from livescale.config.reading import load_config
-from livescale.runtime.catalog import CatalogEntry, prepare_models
+from livescale.runtime.models.catalog import CatalogEntry, prepare_models
 
 BLOCK_TOKENS = 128
 

@@ -16,19 +16,19 @@ from pool_thread import LocalPool, wait_until
 from stage_pools import TOKENS, burst, by_stage, stage_pool
 from team_pools import words
 
-from livescale.engine.model_files import model_spec, read_manifest
+from livescale.engine.files.model_files import model_spec, read_manifest
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import HoldingCompleted
-from livescale.stages import even_stages, stage_specs
 from livescale.telemetry.member_record import (
     ExecuteBrief,
     MemberLine,
     MemberStepLine,
     read_member_record,
 )
-from livescale.telemetry.record import RequestLine, read_record
-from livescale.types import RequestId, WorkerRef
+from livescale.telemetry.record.record import RequestLine, read_record
+from livescale.values.stages import even_stages, stage_specs
+from livescale.values.types import RequestId, WorkerRef
 
 pytestmark = pytest.mark.usefixtures("machine")
 MATRIX = list(itertools.product(range(1, 5), range(1, 4)))

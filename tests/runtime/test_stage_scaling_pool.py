@@ -11,7 +11,7 @@ from pool_thread import LocalPool, wait_until
 from stage_pools import arrive, counted
 from team_pools import words
 
-from livescale.cli.main import main
+from livescale.main import main
 from livescale.messages.commands import ScaleDecided
 from livescale.messages.events import InstanceReported
 

@@ -20,7 +20,7 @@ from running_streams import ANSWER_S, check, nothing, right_tokens_of, streams_w
 
 from livescale.common.settings import ConfigError
 from livescale.config.pool import PoolConfig
-from livescale.runtime.supervisor import Pool
+from livescale.runtime.supervisor.supervisor import Pool
 from slowness import patient, patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -160,7 +160,7 @@ def test_a_controller_that_was_stopped_finds_that_another_one_acts(
 ) -> None:
     first, second, _ = heads
     right = right_tokens_of(first)
-    caplog.set_level(logging.INFO, "livescale.runtime.news")
+    caplog.set_level(logging.INFO, "livescale.runtime.wire.news")
     stopped = first.pool.pids()["controller"]
 
     def said(words: str) -> bool:

@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from livescale.common.settings import ConfigError
 from livescale.config.model import ModelConfig
 from livescale.config.pool import PoolConfig
-from livescale.runtime.protocol import Catalog
-from livescale.runtime.restoration import (
+from livescale.runtime.models.restoration import (
     restored_models,
     state_of,
     survives_restart,
 )
-from livescale.runtime.state_directory import (
+from livescale.runtime.models.state_directory import (
     ChangedModel,
     PoolState,
     StateDirectory,
     write_state,
 )
+from livescale.runtime.wire.protocol import Catalog
 
 FILE = "models.json"
 STATE = PoolState(
@@ -69,7 +69,7 @@ def test_a_second_pool_is_refused_until_the_first_is_gone(tmp_path: Path) -> Non
 def test_the_lock_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time, pathlib\n"
-        "from livescale.runtime.state_directory import StateDirectory\n"
+        "from livescale.runtime.models.state_directory import StateDirectory\n"
         "kept = StateDirectory(pathlib.Path(sys.argv[1]))\n"
         "print('locked', flush=True)\n"
         "sys.stdin.read()\n"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from livescale.clusters.topology import Device
-from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
+from livescale.control.state.config import ControllerConfig
 from livescale.messages.commands import PlanMade, StartHolding
 from livescale.messages.events import (
     AnyEvent,
@@ -19,11 +19,11 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.policies import ModelPolicy
-from livescale.runtime.news import News
-from livescale.runtime.step_news import StepNews
+from livescale.runtime.controller_process.step_news import StepNews
+from livescale.runtime.wire.news import News
 from livescale.telemetry.history.follower import Follower
-from livescale.types import ModelSpec, WorkerRef
+from livescale.values.policies import ModelPolicy
+from livescale.values.types import ModelSpec, WorkerRef
 
 S = 1_000_000_000
 MB = 1_000_000

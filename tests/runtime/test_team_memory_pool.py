@@ -12,11 +12,11 @@ from pool_thread import LocalPool, wait_until
 from team_pools import SOURCES, team_pool, teams, words
 from test_team_pool import LINK_BYTES_PER_S, TOKENS, TRIES, burst
 
-from livescale.chunks import Feed
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import HoldingCompleted
-from livescale.types import FromWorker
+from livescale.values.chunks import Feed
+from livescale.values.types import FromWorker
 
 pytestmark = pytest.mark.usefixtures("machine")
 

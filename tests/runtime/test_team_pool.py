@@ -18,9 +18,9 @@ from team_pools import ask_for, team_pool, teams, words
 from effort import mostly_long
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.events import HoldingCompleted, InstanceReported, RequestEnded
-from livescale.routes import Team
-from livescale.telemetry.record import read_record
+from livescale.telemetry.record.record import read_record
 from livescale.telemetry.replay import replay
+from livescale.values.routes import Team
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

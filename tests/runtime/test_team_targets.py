@@ -12,7 +12,7 @@ from completions import Answer, check, prompt
 from pool_thread import LocalPool, wait_until
 from team_pools import SOURCES, ask_for, team_pool, teams, words
 
-from livescale.engine.make import Preset, make_model
+from livescale.engine.files.make import Preset, make_model
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.events import LayerArrived
 from slowness import patient

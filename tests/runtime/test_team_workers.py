@@ -9,14 +9,14 @@ import pytest
 from test_peer_lines import PartnerPlane
 from thread_workers import ThreadWorker, all_from
 
-from livescale.batching.live_messages import Declined, Handover
-from livescale.batching.run import BatchKey, SequenceSpec
-from livescale.batching.visit_messages import Lead, Shared
-from livescale.engine.model_files import read_manifest
+from livescale.batching.contract.live_messages import Declined, Handover
+from livescale.batching.contract.visit_messages import Lead, Shared
+from livescale.batching.runs.run import BatchKey, SequenceSpec
+from livescale.engine.files.model_files import read_manifest
 from livescale.messages.events import HoldingCompleted, InstanceReported
-from livescale.runtime.live_parcels import Letter, pack
-from livescale.runtime.protocol import Submit, Tokens
-from livescale.types import LayerSpan, SamplingParams
+from livescale.runtime.member_process.live_parcels import Letter, pack
+from livescale.runtime.wire.protocol import Submit, Tokens
+from livescale.values.types import LayerSpan, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -11,10 +11,10 @@ import pytest
 from completions import Answer, prompt
 from pool_thread import LocalPool, wait_until
 
-from livescale.chunks import senders
 from livescale.messages.commands import ScaleDecided, StartHolding
 from livescale.messages.events import AgentJoined, HoldingCompleted, LinkMeasured, WorkerJoined
-from livescale.telemetry.record import StepLine, read_record
+from livescale.telemetry.record.record import StepLine, read_record
+from livescale.values.chunks import senders
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

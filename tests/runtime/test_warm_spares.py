@@ -15,12 +15,12 @@ from test_worker_thread import ARENA_BYTES, ask, check_loaded, load_source
 from thread_workers import ThreadWorker, all_from, introduce_all
 
 from livescale.common.regions import aligned
-from livescale.engine.model_files import read_manifest
+from livescale.engine.files.model_files import read_manifest
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.commands import ReleaseHolding, StartHolding
 from livescale.messages.events import HoldingCompleted, HoldingDropped, HoldingFailed
 from livescale.telemetry.history.reading import History, read_history
-from livescale.telemetry.record import StepLine, read_record
+from livescale.telemetry.record.record import StepLine, read_record
 from livescale.telemetry.replay import replay
 from slowness import patient
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from livescale.messages.attempts import Cancel
-from livescale.runtime.wire_channel import Wire
+from livescale.runtime.wire.wire_channel import Wire
 from slowness import patient
 
 WAIT_S = 60.0

@@ -10,12 +10,12 @@ import pytest
 import torch
 from thread_workers import ThreadWorker, all_from
 
-from livescale.engine.model_files import read_manifest
+from livescale.engine.files.model_files import read_manifest
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.commands import SetCores
 from livescale.messages.events import CoresChanged, HoldingCompleted, RequestEnded
-from livescale.runtime.protocol import Order, Submit, Tokens
-from livescale.types import SamplingParams
+from livescale.runtime.wire.protocol import Order, Submit, Tokens
+from livescale.values.types import SamplingParams
 
 CPUS = len(os.sched_getaffinity(0))
 TOKENS = 40

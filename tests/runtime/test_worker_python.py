@@ -11,7 +11,7 @@ import pytest
 from pool_thread import LocalPool
 
 from effort import mostly_long
-from livescale.runtime.worker_python import WorkerPythonError, check_worker_python
+from livescale.runtime.layout.worker_python import WorkerPythonError, check_worker_python
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from thread_workers import ThreadWorker, all_from, grid_of, introduce_all
 
-from livescale.chunks import ChunkRange, Feed
+from livescale.engine.base.run_result import RunResult
 from livescale.engine.executor import TorchExecutor
-from livescale.engine.model_files import read_manifest
+from livescale.engine.files.model_files import read_manifest
 from livescale.engine.oracle import GreedyOracle
-from livescale.engine.run_result import RunResult
 from livescale.messages.attempts import (
     AttemptFailed,
     AttemptReturned,
@@ -29,8 +28,9 @@ from livescale.messages.events import (
     LayerArrived,
     RequestEnded,
 )
-from livescale.runtime.protocol import Submit, Tokens
-from livescale.types import FromWorker, HoldingId, Manifest, Outcome, SamplingParams
+from livescale.runtime.wire.protocol import Submit, Tokens
+from livescale.values.chunks import ChunkRange, Feed
+from livescale.values.types import FromWorker, HoldingId, Manifest, Outcome, SamplingParams
 
 ARENA_BYTES = 8 << 20
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from livescale.cli.main import main
 from livescale.config.model import ModelConfig
 from livescale.config.pool import PoolConfig
-from livescale.runtime.boot import PrepareBoot, Status
-from livescale.runtime.examination import ExaminationError, ExamineBoot, examine_inside
-from livescale.runtime.listening import listen_inside
-from livescale.runtime.pool_process import Child
-from livescale.runtime.protocol import Address
+from livescale.main import main
+from livescale.runtime.children.pool_process import Child
+from livescale.runtime.supervisor.listening import listen_inside
+from livescale.runtime.wire.boot import PrepareBoot, Status
+from livescale.runtime.wire.examination import ExaminationError, ExamineBoot, examine_inside
+from livescale.runtime.wire.protocol import Address
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")

@@ -6,13 +6,12 @@ import queue
 import threading
 from collections.abc import Callable
 
-from livescale.batching.live_batch import LiveLimits
-from livescale.chunks import ChunkGrid, Feed
+from livescale.batching.live.live_batch import LiveLimits
 from livescale.clusters.topology import Device
 from livescale.config.pool import PoolConfig
-from livescale.engine.compute_cores import ComputeCores
+from livescale.engine.base.compute_cores import ComputeCores
+from livescale.engine.base.run_result import InstanceExecutor
 from livescale.engine.executor import TorchExecutor
-from livescale.engine.run_result import InstanceExecutor
 from livescale.messages.commands import (
     AmendHolding,
     ChangeDuty,
@@ -21,19 +20,27 @@ from livescale.messages.commands import (
     StartHolding,
 )
 from livescale.messages.events import HoldingReport
-from livescale.routes import Duty, Partner, Taker
-from livescale.runtime.boot import WorkerBoot
-from livescale.runtime.protocol import (
+from livescale.runtime.member_process.worker_thread import WorkerThread
+from livescale.runtime.wire.boot import WorkerBoot
+from livescale.runtime.wire.protocol import (
     Address,
     FromTokenServer,
     Order,
     Submit,
     WorkerEvent,
 )
-from livescale.runtime.worker_thread import WorkerThread
-from livescale.transfer.arena import Arena
-from livescale.transfer.data_plane import DataPlane
-from livescale.types import FromStorage, FromWorker, HoldingId, LayerSpan, Manifest, WorkerRef
+from livescale.transfer.memory.arena import Arena
+from livescale.transfer.plane.data_plane import DataPlane
+from livescale.values.chunks import ChunkGrid, Feed
+from livescale.values.routes import Duty, Partner, Taker
+from livescale.values.types import (
+    FromStorage,
+    FromWorker,
+    HoldingId,
+    LayerSpan,
+    Manifest,
+    WorkerRef,
+)
 from slowness import patient
 
 WAIT_S = 60.0

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from chunk_worlds import ChunkWorld, Sending
 
-from livescale.chunks import ChunkGrid, Feed
 from livescale.control.multicast.fabric import Fabric
-from livescale.types import FromWorker, WorkerRef
+from livescale.values.chunks import ChunkGrid, Feed
+from livescale.values.types import FromWorker, WorkerRef
 
 _NS_PER_S = 1_000_000_000
 _ROUNDING_NS = 1e-6

@@ -7,13 +7,13 @@ import random
 from collections.abc import Sequence
 from functools import partial
 
-from livescale.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.clusters.topology import Device, Host, Leaf, Topology
 from livescale.member import inputs
-from livescale.sim.clock import Clock
-from livescale.sim.config import SERVING_FIRST
+from livescale.sim.base.clock import Clock
+from livescale.sim.base.config import SERVING_FIRST
 from livescale.sim.links.transfers import Transfers
-from livescale.types import FromStorage, FromWorker, Upstream, WorkerRef, agent_ref
+from livescale.values.chunks import ChunkGrid, ChunkRange, Feed
+from livescale.values.types import FromStorage, FromWorker, Upstream, WorkerRef, agent_ref
 
 RATES = (100_000_000, 200_000_000, 300_000_000, 500_000_000, 1_000_000_000)
 

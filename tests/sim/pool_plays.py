@@ -17,7 +17,7 @@ from livescale.sim.pools.configs import build_config
 from livescale.sim.pools.limits import PooledModel
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.sim.pools.systems import find_system
-from livescale.telemetry.record import AnyLine, LoadPhases, ScaleLine, read_record
+from livescale.telemetry.record.record import AnyLine, LoadPhases, ScaleLine, read_record
 
 S = 1_000_000_000
 MS = 1_000_000

@@ -15,15 +15,15 @@ from livescale.clusters.topology import Device, Host
 from livescale.latency.work import LinearLatency
 from livescale.messages.commands import ScaleDecided, StartHolding
 from livescale.messages.events import HoldingCompleted
-from livescale.placements import Placement
-from livescale.policies import ModelPolicy, StagesByQueue
-from livescale.sim.config import SimConfig
-from livescale.sim.simulate import simulate
-from livescale.stages import even_stages, stage_specs
+from livescale.sim.base.config import SimConfig
+from livescale.sim.world.simulate import simulate
 from livescale.telemetry.history.device_time import device_time
 from livescale.telemetry.history.reading import read_history
-from livescale.telemetry.record import StepLine, read_record
-from livescale.types import HoldingId
+from livescale.telemetry.record.record import StepLine, read_record
+from livescale.values.placements import Placement
+from livescale.values.policies import ModelPolicy, StagesByQueue
+from livescale.values.stages import even_stages, stage_specs
+from livescale.values.types import HoldingId
 
 SERVICE_NS = 20 * MS
 TOKENS = 256

@@ -10,10 +10,10 @@ import pytest
 from worlds import MS, Row, make_config, make_model
 
 from effort import mostly_long
-from livescale.policies import ModelPolicy
-from livescale.sim.config import FaultConfig, SimConfig
-from livescale.sim.run_notes import SimResult
-from livescale.sim.simulate import simulate
+from livescale.sim.base.config import FaultConfig, SimConfig
+from livescale.sim.base.run_notes import SimResult
+from livescale.sim.world.simulate import simulate
+from livescale.values.policies import ModelPolicy
 
 MODEL = make_model("m", 6, 1 << 20)
 

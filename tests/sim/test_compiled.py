@@ -62,6 +62,6 @@ def test_a_simulated_pool_leaves_the_same_record(system: str, tmp_path: Path) ->
         record = tmp_path / f"{name}.jsonl"
         play = ["simulate", "burst", "-c", "blitzscale-b", "--seconds", "20"]
         play += ["--strategy", system, "--record", str(record)]
-        run(path, "-P", "-m", "livescale.cli.main", *play)
+        run(path, "-P", "-m", "livescale.main", *play)
         records.append(record.read_bytes())
     assert records[0] == records[1]

@@ -9,10 +9,10 @@ import pytest
 from worlds import MS, Row
 
 from livescale.latency.shapes import LLAMA_3_8B
-from livescale.sim.config import SimConfig
-from livescale.sim.run_notes import SimResult
-from livescale.sim.simulate import simulate
-from livescale.types import Outcome
+from livescale.sim.base.config import SimConfig
+from livescale.sim.base.run_notes import SimResult
+from livescale.sim.world.simulate import simulate
+from livescale.values.types import Outcome
 
 _S = 1000 * MS
 

@@ -13,16 +13,16 @@ from worlds import MIB, MS, Row, make_config, make_model
 from livescale.clusters.topology import Host
 from livescale.messages.commands import ModelGone, ScaleDecided, StartHolding
 from livescale.messages.events import InstanceReported
-from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
-from livescale.policies import Bounds, ModelPolicy
-from livescale.sim.config import FaultConfig, ModelChange, SimConfig
-from livescale.sim.run_notes import SimResult
-from livescale.sim.simulate import simulate
+from livescale.sim.base.config import FaultConfig, ModelChange, SimConfig
+from livescale.sim.base.run_notes import SimResult
 from livescale.sim.swarm.worlds import changed
+from livescale.sim.world.simulate import simulate
 from livescale.telemetry.history.reading import read_history
-from livescale.telemetry.record import AnyLine, ScaleLine, StepLine, read_record
+from livescale.telemetry.record.record import AnyLine, ScaleLine, StepLine, read_record
 from livescale.telemetry.timeline import host_copy_use
-from livescale.types import FromStorage, Outcome
+from livescale.values.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
+from livescale.values.policies import Bounds, ModelPolicy
+from livescale.values.types import FromStorage, Outcome
 
 _S = 1000 * MS
 MODEL = make_model("m", 8, 4 * MIB)

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from stage_worlds import MEMORY_NS, SERVICE_NS, STORAGE_NS, Row, Start, burst, hosted_world, starts
 from worlds import MS, make_model
 
-from livescale.control import placement as placement_module
-from livescale.control.placement import Discard, Keep
-from livescale.placements import CacheCopies, KeyStageCopies, NoCopies, Placement
-from livescale.policies import ModelPolicy, StagesByQueue
+from livescale.control.policy import placement as placement_module
+from livescale.control.policy.placement import Discard, Keep
 from livescale.sim.checkers.errors import InvariantBroken
+from livescale.values.placements import CacheCopies, KeyStageCopies, NoCopies, Placement
+from livescale.values.policies import ModelPolicy, StagesByQueue
 
 FROM_NS = 60_000 * MS
 """All stages have their first instances long before."""

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.clusters.topology import Device, Topology
 from livescale.common.settings import ConfigError
 from livescale.latency.shapes import LLAMA_3_8B
-from livescale.sim.config import EQUAL, LINK_SHARINGS, SERVING_FIRST, SimConfig
-from livescale.types import FromWorker, WorkerRef
+from livescale.sim.base.config import EQUAL, LINK_SHARINGS, SERVING_FIRST, SimConfig
+from livescale.values.chunks import ChunkGrid, ChunkRange, Feed
+from livescale.values.types import FromWorker, WorkerRef
 
 W = [WorkerRef(number) for number in range(6)]
 RATE = 1_000_000_000

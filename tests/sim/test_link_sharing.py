@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.chunks import ChunkGrid, Feed
 from livescale.clusters.topology import Device, Host, Leaf, Topology
 from livescale.control.multicast.planner import make_plan
 from livescale.control.multicast.request import PlanRequest, Source
-from livescale.types import FromStorage, FromWorker, WorkerRef, agent_ref
+from livescale.values.chunks import ChunkGrid, Feed
+from livescale.values.types import FromStorage, FromWorker, WorkerRef, agent_ref
 
 W = [WorkerRef(number) for number in range(20)]
 AGENT = agent_ref(0)

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import pytest
 
-from livescale.batching.live_batch import LiveBatch
-from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.live_batches import LiveBatches
-from livescale.batching.live_giver import LiveGiver
-from livescale.batching.live_messages import LiveMessage, Pull
-from livescale.batching.live_taker import LiveTaker
-from livescale.control.attempts import Attempts
+from livescale.batching.contract.live_messages import LiveMessage, Pull
+from livescale.batching.live.live_batch import LiveBatch
+from livescale.batching.live.live_batcher import LiveBatcher
+from livescale.batching.live.live_batches import LiveBatches
+from livescale.batching.live.live_giver import LiveGiver
+from livescale.batching.live.live_taker import LiveTaker
+from livescale.control.requests.attempts import Attempts
 from livescale.member.attempts import HostedAttempts
 from livescale.member.inputs import PeerSent
 from livescale.member.instance import HostedInstance
@@ -23,7 +23,7 @@ from livescale.member.presence import Presence
 from livescale.messages.attempts import AttemptTaken
 from livescale.messages.events import BatchTaken
 from livescale.sim.swarm.seeds import run_seed
-from livescale.types import Part, WorkerRef
+from livescale.values.types import Part, WorkerRef
 
 SEEDS = range(200)
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.batching.live_order import LIVE_ORDERS, Progress, Turn
+from livescale.batching.contract.live_order import LIVE_ORDERS, Progress, Turn
 from livescale.sim.pair.optimum import (
     SolverMissingError,
     best_split,

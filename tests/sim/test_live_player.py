@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_order import LIVE_ORDERS, LiveOrder
+from livescale.batching.contract.live_order import LIVE_ORDERS, LiveOrder
+from livescale.batching.live.live_batch import LiveLimits
 from livescale.sim.pair.pair_world import PairLoad, PairRun, PairWorld
 from livescale.sim.pair.player import LivePlay, loaded_every, play
-from livescale.types import LayerSpan
+from livescale.values.types import LayerSpan
 
 UNIT_NS = 1_000_000
 ZIGZAG, STOP = LIVE_ORDERS["zigzag"], LIVE_ORDERS["stop-the-world"]

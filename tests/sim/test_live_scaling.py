@@ -17,31 +17,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import MIB, MS, Row, make_config, make_device, make_model
 
-from livescale.batching.live_messages import KvLayer, Pull
-from livescale.batching.run import BatchKey
-from livescale.bindings import Binding, EarlyBinding, LateBinding
+from livescale.batching.contract.live_messages import KvLayer, Pull
+from livescale.batching.runs.run import BatchKey
 from livescale.clusters.topology import Topology
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.member.effects import TellPeer
 from livescale.member.inputs import MemberInput, PeerLost, PeerMessage, PeerSent
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import BatchTaken, InstanceReported, LayerArrived, LiveStarted
-from livescale.policies import ModelPolicy
-from livescale.sim.clock import Clock
-from livescale.sim.config import SimConfig
+from livescale.sim.base.clock import Clock
+from livescale.sim.base.config import SimConfig
+from livescale.sim.base.run_notes import SimResult
 from livescale.sim.links.live_link import LiveLink
 from livescale.sim.links.transfers import Transfers
-from livescale.sim.run_notes import SimResult
-from livescale.sim.simulate import simulate
-from livescale.telemetry.record import StepLine, read_record
-from livescale.types import Outcome, WorkerRef
+from livescale.sim.world.simulate import simulate
+from livescale.telemetry.record.record import StepLine, read_record
+from livescale.values.bindings import Binding, EarlyBinding, LateBinding
+from livescale.values.policies import ModelPolicy
+from livescale.values.types import Outcome, WorkerRef
 
 _S = 1000 * MS
 _CHILD = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from worlds import make_world
-from livescale.sim.simulate import simulate
+from livescale.sim.world.simulate import simulate
 for seed in (5, 32, 39):
     world = make_world(seed)
     assert world.config.controller.live_order != "stop-the-world"

@@ -12,9 +12,9 @@ from livescale.messages.events import (
     InstanceReported,
     LayerArrived,
 )
-from livescale.sim.clock import Clock
+from livescale.sim.base.clock import Clock
 from livescale.sim.links.channel import LossyChannel
-from livescale.types import HoldingId, WorkerRef
+from livescale.values.types import HoldingId, WorkerRef
 
 KINDS = ("started", "layer", "completed", "report")
 

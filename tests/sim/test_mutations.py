@@ -16,42 +16,42 @@ import msgspec
 import pytest
 
 from effort import mostly_long
-from livescale.batching.batcher import Batcher
-from livescale.batching.blocks import BlockPool
-from livescale.batching.kv_room import KvRoom
-from livescale.batching.run import EmittedTokens
-from livescale.batching.sequence import SequenceState
-from livescale.cli.main import main
+from livescale.batching.runs.batcher import Batcher
+from livescale.batching.runs.blocks import BlockPool
+from livescale.batching.runs.kv_room import KvRoom
+from livescale.batching.runs.run import EmittedTokens
+from livescale.batching.runs.sequence import SequenceState
 from livescale.common.fair_line import FairLine
 from livescale.control import controller as controller_module
-from livescale.control.attempts import Attempts
-from livescale.control.client_queues import ClientQueues
-from livescale.control.config import ControllerConfig
+from livescale.control.cluster.departures import Departures
+from livescale.control.cluster.liveness import SilenceWatch
 from livescale.control.controller import Controller
-from livescale.control.departures import Departures
-from livescale.control.drains import Drains
-from livescale.control.fleet import Fleet
-from livescale.control.holdings import Copy, HoldingState
-from livescale.control.host_copies import HostCopies
-from livescale.control.idle_workers import IdleWorkers, WorkerRecord
-from livescale.control.instance import TRANSITIONS, Instance
-from livescale.control.leaving import Leaving
-from livescale.control.liveness import SilenceWatch
-from livescale.control.load_failures import LoadFailures
-from livescale.control.loads import Loads
-from livescale.control.model_state import ModelState, PartState
 from livescale.control.multicast import chain
 from livescale.control.multicast import repair as repair_module
-from livescale.control.pairing import Pairings
-from livescale.control.placement import HostRoom
-from livescale.control.pool import ParameterPool
-from livescale.control.reads import Reads
-from livescale.control.router import Router
-from livescale.control.router_rows import Outstanding, RequestRecord, RouteRow
-from livescale.control.scaling import Scaling
-from livescale.control.spares import Spares
-from livescale.control.wishes import Wish
-from livescale.control.withdrawals import Withdrawals
+from livescale.control.planning.host_copies import HostCopies
+from livescale.control.planning.loads import Loads
+from livescale.control.planning.spares import Spares
+from livescale.control.policy.placement import HostRoom
+from livescale.control.requests.attempts import Attempts
+from livescale.control.requests.client_queues import ClientQueues
+from livescale.control.requests.router import Router
+from livescale.control.requests.router_rows import Outstanding, RequestRecord, RouteRow
+from livescale.control.scaling.leaving import Leaving
+from livescale.control.scaling.scaling import Scaling
+from livescale.control.scaling.wishes import Wish
+from livescale.control.scaling.withdrawals import Withdrawals
+from livescale.control.state.config import ControllerConfig
+from livescale.control.state.fleet import Fleet
+from livescale.control.state.holdings import Copy, HoldingState
+from livescale.control.state.idle_workers import IdleWorkers, WorkerRecord
+from livescale.control.state.instance import TRANSITIONS, Instance
+from livescale.control.state.load_failures import LoadFailures
+from livescale.control.state.model_state import ModelState, PartState
+from livescale.control.state.pool import ParameterPool
+from livescale.control.state.reads import Reads
+from livescale.control.together.drains import Drains
+from livescale.control.together.pairing import Pairings
+from livescale.main import main
 from livescale.member.holding import ModelHolding
 from livescale.member.inputs import LayerCame
 from livescale.member.member import Member
@@ -72,9 +72,9 @@ from livescale.messages.events import (
     RequestEnded,
     WorkerLost,
 )
-from livescale.routes import Hop, Route, Taker
 from livescale.sim.swarm.seeds import run_seed
-from livescale.types import InstanceState, PlanId, WorkerRef
+from livescale.values.routes import Hop, Route, Taker
+from livescale.values.types import InstanceState, PlanId, WorkerRef
 
 SEEDS = range(400)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from livescale.batching.run import Run, Segment
+from livescale.batching.runs.run import Run, Segment
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.latency.work import LinearLatency
-from livescale.types import LayerSpan, SamplingParams
+from livescale.values.types import LayerSpan, SamplingParams
 
 
 def test_linear_latency_counts_the_context_of_decodes_only() -> None:

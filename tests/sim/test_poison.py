@@ -13,15 +13,15 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from livescale.batching.faulty_runs import FaultyRequest, RunFailed
-from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.run import Run
-from livescale.batching.visitors import Visitors
+from livescale.batching.lines.visitors import Visitors
+from livescale.batching.live.live_batcher import LiveBatcher
+from livescale.batching.runs.faulty_runs import FaultyRequest, RunFailed
+from livescale.batching.runs.run import Run
 from livescale.member.attempts import HostedAttempts
-from livescale.sim import poison as poison_module
-from livescale.sim.config import FaultConfig
+from livescale.sim.base import poison as poison_module
+from livescale.sim.base.config import FaultConfig
 from livescale.sim.swarm.seeds import draw_world, run_seed, run_world
-from livescale.types import Outcome
+from livescale.values.types import Outcome
 
 Break = Callable[[pytest.MonkeyPatch], None]
 

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pool_plays import CLUSTER, S, burst, cluster, made
 
-from livescale.cli.pool_choices import parse_model
 from livescale.common.errors import UserError
-from livescale.policies import ROLES
+from livescale.lab.commands.pool_choices import parse_model
 from livescale.sim.pools.configs import build_config
 from livescale.sim.pools.limits import PooledModel, PooledRoles, PoolError
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.sim.pools.systems import SYSTEMS, find_system
-from livescale.types import Outcome
+from livescale.values.policies import ROLES
+from livescale.values.types import Outcome
 
 MODEL = PooledModel("m", "llama-3-8b", roles=PooledRoles())
 

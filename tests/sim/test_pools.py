@@ -13,7 +13,7 @@ from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
 from livescale.latency.work import RunWork
 from livescale.load.traces import TraceRow
-from livescale.report.usage import usage_by_model
+from livescale.report.run.usage import usage_by_model
 from livescale.sim.pools.capacity import (
     CapacityError,
     PercentileBound,

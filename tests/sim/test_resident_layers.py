@@ -11,11 +11,11 @@ from test_live_scaling import config_of
 from worlds import MS, Row
 
 from livescale.messages.events import FirstByteArrived, LayerArrived
-from livescale.sim.config import SimConfig
-from livescale.sim.run_notes import SimResult
-from livescale.sim.simulate import simulate
-from livescale.telemetry.record import AnyLine, StepLine, TrafficLine, read_record
-from livescale.types import HoldingId, Outcome
+from livescale.sim.base.config import SimConfig
+from livescale.sim.base.run_notes import SimResult
+from livescale.sim.world.simulate import simulate
+from livescale.telemetry.record.record import AnyLine, StepLine, TrafficLine, read_record
+from livescale.values.types import HoldingId, Outcome
 
 _S = 1000 * MS
 _SECOND_NS = 90 * _S

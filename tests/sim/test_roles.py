@@ -18,12 +18,12 @@ from livescale.latency.shapes import LLAMA_3_8B
 from livescale.load.traces import TraceRow as Row
 from livescale.messages.commands import ChangeDuty, ScaleDecided, StartHolding
 from livescale.messages.events import BatchTaken, InstanceReported, KvTaken, RoleChanged
-from livescale.policies import Bounds, RoleLimits
-from livescale.sim.config import SimConfig
-from livescale.sim.run_notes import SimResult
-from livescale.sim.simulate import simulate
-from livescale.telemetry.record import StepLine, read_record
-from livescale.types import HoldingId, InstanceId, Outcome, Role
+from livescale.sim.base.config import SimConfig
+from livescale.sim.base.run_notes import SimResult
+from livescale.sim.world.simulate import simulate
+from livescale.telemetry.record.record import StepLine, read_record
+from livescale.values.policies import Bounds, RoleLimits
+from livescale.values.types import HoldingId, InstanceId, Outcome, Role
 
 T = TypeVar("T")
 MS = 1_000_000

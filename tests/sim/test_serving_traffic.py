@@ -19,10 +19,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.chunks import ChunkGrid, Feed
 from livescale.clusters.topology import Device, Topology
-from livescale.sim.clock import STEP_PRIORITY
-from livescale.types import FromWorker, WorkerRef
+from livescale.sim.base.clock import STEP_PRIORITY
+from livescale.values.chunks import ChunkGrid, Feed
+from livescale.values.types import FromWorker, WorkerRef
 
 W = [WorkerRef(number) for number in range(6)]
 RATE = 1_000_000_000

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from worlds import MIB, MS, Row, make_config, make_model
 
-from livescale.control.liveness import SilenceWatch
-from livescale.policies import ModelPolicy
-from livescale.sim.config import FaultConfig
-from livescale.sim.simulate import simulate
+from livescale.control.cluster.liveness import SilenceWatch
+from livescale.sim.base.config import FaultConfig
 from livescale.sim.swarm.seeds import draw_world, run_seed
-from livescale.types import Outcome
+from livescale.sim.world.simulate import simulate
+from livescale.values.policies import ModelPolicy
+from livescale.values.types import Outcome
 
 SEEDS = range(60)
 

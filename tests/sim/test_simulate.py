@@ -16,12 +16,12 @@ from worlds import MIB, MS, Row, make_config, make_model
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.latency.work import LinearLatency
 from livescale.messages.events import InstanceReported
-from livescale.policies import ModelPolicy
-from livescale.sim.config import FaultConfig, SimConfig
-from livescale.sim.run_notes import SimResult
-from livescale.sim.simulate import simulate
-from livescale.telemetry.record import ScaleLine, StepLine, read_record
-from livescale.types import Outcome
+from livescale.sim.base.config import FaultConfig, SimConfig
+from livescale.sim.base.run_notes import SimResult
+from livescale.sim.world.simulate import simulate
+from livescale.telemetry.record.record import ScaleLine, StepLine, read_record
+from livescale.values.policies import ModelPolicy
+from livescale.values.types import Outcome
 from slowness import patient
 
 _S = 1000 * MS
@@ -29,7 +29,7 @@ _CHILD = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from worlds import make_world
-from livescale.sim.simulate import simulate
+from livescale.sim.world.simulate import simulate
 for seed in (3, 11, 27):
     world = make_world(seed)
     simulate(world.rows, world.config, seed, sys.stdout.buffer)

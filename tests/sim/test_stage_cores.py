@@ -16,11 +16,11 @@ from worlds import MS, Row
 from effort import mostly_long
 from livescale.messages.commands import AnyCommand, CoresDecided, ScaleDecided, SetCores
 from livescale.messages.events import AnyEvent, CoresChanged
-from livescale.policies import CoresModel, StagesByQueue
+from livescale.sim.base.config import FaultConfig, SimConfig
 from livescale.sim.checkers.errors import InvariantBroken
-from livescale.sim.config import FaultConfig, SimConfig
-from livescale.sim.simulate import simulate
-from livescale.telemetry.record import StepLine, read_record
+from livescale.sim.world.simulate import simulate
+from livescale.telemetry.record.record import StepLine, read_record
+from livescale.values.policies import CoresModel, StagesByQueue
 
 MODEL = CoresModel(0.3, 0.7)
 SLO_NS = 14 * SERVICE_NS

@@ -8,14 +8,14 @@ import pytest
 from msgspec.structs import replace
 from worlds import MIB, MS, Row, make_config, make_model
 
-from livescale.batching.live_batch import LiveLimits
+from livescale.batching.live.live_batch import LiveLimits
 from livescale.latency.work import LinearLatency
 from livescale.messages.events import InstanceReported, StageCounts
-from livescale.policies import ModelPolicy
-from livescale.sim.config import SimConfig
-from livescale.sim.simulate import simulate
-from livescale.stages import even_stages, stage_specs
-from livescale.telemetry.record import StepLine, read_record
+from livescale.sim.base.config import SimConfig
+from livescale.sim.world.simulate import simulate
+from livescale.telemetry.record.record import StepLine, read_record
+from livescale.values.policies import ModelPolicy
+from livescale.values.stages import even_stages, stage_specs
 
 BEGIN_NS = 3_000 * MS
 OUTPUTS = 40

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from stage_worlds import BEGIN_NS, SERVICE_NS, TOKENS, StageRun, burst, play, stage_world
 from worlds import MS, Row
 
-from livescale.bindings import LateBinding
 from livescale.config.variation import variation_weights
-from livescale.policies import StagesByQueue
+from livescale.sim.base.config import FaultConfig, ModelChange
 from livescale.sim.checkers.errors import InvariantBroken
-from livescale.sim.config import FaultConfig, ModelChange
-from livescale.sim.simulate import simulate
+from livescale.sim.world.simulate import simulate
+from livescale.values.bindings import LateBinding
+from livescale.values.policies import StagesByQueue
 
 SLO_NS = 4 * 17 * SERVICE_NS // 2
 """Four times what a request takes that never waits: seven even stages, and one of 1.5."""

@@ -12,8 +12,8 @@ from livescale.messages.commands import PlanMade, StartHolding
 from livescale.sim.pools.configs import build_config
 from livescale.sim.pools.runs import lead_ns, run_pool
 from livescale.sim.pools.systems import SYSTEMS, UnknownSystem, find_system
-from livescale.telemetry.record import StepLine
-from livescale.types import FromWorker, Outcome
+from livescale.telemetry.record.record import StepLine
+from livescale.values.types import FromWorker, Outcome
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -8,19 +8,19 @@ from collections.abc import Callable
 import pytest
 
 from effort import examples
-from livescale.cli.main import main
-from livescale.control.fleet import Fleet
-from livescale.control.holdings import Copy
-from livescale.control.leaving import Leaving
-from livescale.control.wishes import Wishes
+from livescale.control.scaling.leaving import Leaving
+from livescale.control.scaling.wishes import Wishes
+from livescale.control.state.fleet import Fleet
+from livescale.control.state.holdings import Copy
+from livescale.main import main
 from livescale.member.effects import RefuseOrder
 from livescale.member.fence import Fence
 from livescale.member.member import Member
 from livescale.messages.epochs import ControllerEpoch
 from livescale.sim.checkers.errors import InvariantBroken
-from livescale.sim.simulate import simulate
 from livescale.sim.swarm.seeds import draw_world, run_seed
-from livescale.types import WorkerRef
+from livescale.sim.world.simulate import simulate
+from livescale.values.types import WorkerRef
 
 SEEDS = [seed for seed in range(200) if draw_world(seed).config.faults.takeovers]
 

@@ -16,18 +16,18 @@ import pytest
 from msgspec.structs import replace
 
 from effort import mostly_long
-from livescale.batching.live_batch import LiveLimits
-from livescale.bench.team_switch import Switched, TeamTime, switched_of, team_times
+from livescale.batching.live.live_batch import LiveLimits
 from livescale.clusters.topology import Device
-from livescale.control.config import ControllerConfig
+from livescale.control.state.config import ControllerConfig
+from livescale.lab.bench.lines.team_switch import Switched, TeamTime, switched_of, team_times
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
 from livescale.load.traces import TraceRow
-from livescale.policies import ModelPolicy
-from livescale.sim.config import ModelChange, SimConfig
-from livescale.sim.simulate import simulate
-from livescale.telemetry.record import AnyLine, RequestLine, StepLine, read_record
-from livescale.types import Outcome
+from livescale.sim.base.config import ModelChange, SimConfig
+from livescale.sim.world.simulate import simulate
+from livescale.telemetry.record.record import AnyLine, RequestLine, StepLine, read_record
+from livescale.values.policies import ModelPolicy
+from livescale.values.types import Outcome
 
 S, MS = 1_000_000_000, 1_000_000
 GBIT_BYTES = 125_000_000

@@ -12,17 +12,17 @@ from msgspec.structs import replace
 from worlds import MIB, MS, Row, make_config, make_device, make_model
 
 from effort import examples
-from livescale.batching.live_batch import TEAM_ENDS, LiveLimits
-from livescale.bindings import LateBinding
+from livescale.batching.live.live_batch import TEAM_ENDS, LiveLimits
 from livescale.latency.work import LinearLatency
 from livescale.messages.commands import ChangeDuty
 from livescale.messages.events import HoldingCompleted, TeamBroke
-from livescale.policies import ModelPolicy
-from livescale.routes import Team
-from livescale.sim.config import FaultConfig, ModelChange, SimConfig
-from livescale.sim.simulate import simulate
-from livescale.telemetry.record import StepLine, read_record
-from livescale.types import InstanceId, Outcome, WorkerRef
+from livescale.sim.base.config import FaultConfig, ModelChange, SimConfig
+from livescale.sim.world.simulate import simulate
+from livescale.telemetry.record.record import StepLine, read_record
+from livescale.values.bindings import LateBinding
+from livescale.values.policies import ModelPolicy
+from livescale.values.routes import Team
+from livescale.values.types import InstanceId, Outcome, WorkerRef
 
 S = 1_000 * MS
 

@@ -7,13 +7,13 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.clusters.topology import Device, Topology
 from livescale.member import inputs
-from livescale.sim.clock import Clock
+from livescale.sim.base.clock import Clock
 from livescale.sim.links.feeding import all_chunks, bytes_in, pieces_of
 from livescale.sim.links.transfers import Transfers
-from livescale.types import FromStorage, FromWorker, WorkerRef
+from livescale.values.chunks import ChunkGrid, ChunkRange, Feed
+from livescale.values.types import FromStorage, FromWorker, WorkerRef
 
 W = [WorkerRef(number) for number in range(6)]
 GRID = ChunkGrid((1000, 500, 1500), 100)

@@ -14,15 +14,15 @@ from worlds import MIB, Row, make_config, make_model
 
 from livescale.config.pool import PoolConfig
 from livescale.load.traces import TraceRow
-from livescale.policies import ModelPolicy
-from livescale.sim.config import SimConfig
+from livescale.sim.base.config import SimConfig
+from livescale.sim.base.run_notes import SimResult
 from livescale.sim.pools.configs import build_config
 from livescale.sim.pools.runs import lead_ns, run_pool
 from livescale.sim.pools.systems import find_system
-from livescale.sim.run_notes import SimResult
-from livescale.sim.simulate import simulate
-from livescale.telemetry.record import RequestLine, ScaleLine
-from livescale.types import Outcome
+from livescale.sim.world.simulate import simulate
+from livescale.telemetry.record.record import RequestLine, ScaleLine
+from livescale.values.policies import ModelPolicy
+from livescale.values.types import Outcome
 
 SPEC = make_model("m", 8, 4 * MIB)
 

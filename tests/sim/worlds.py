@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from livescale.control.config import ControllerConfig
+from livescale.control.state.config import ControllerConfig
 from livescale.latency.work import LinearLatency
 from livescale.load.traces import TraceRow as Row
-from livescale.policies import ModelPolicy
-from livescale.sim.config import FaultConfig, SimConfig
+from livescale.sim.base.config import FaultConfig, SimConfig
 from livescale.sim.swarm.seeds import draw_world as make_world
 from livescale.sim.swarm.worlds import MIB, MS, make_device, make_model
+from livescale.values.policies import ModelPolicy
 
 __all__ = ["MIB", "MS", "Row", "make_config", "make_device", "make_model", "make_world"]
 

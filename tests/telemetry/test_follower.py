@@ -6,9 +6,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.chunks import ChunkRange, Feed
 from livescale.clusters.topology import Device, Host
-from livescale.control.config import ControllerConfig
+from livescale.control.state.config import ControllerConfig
 from livescale.messages.commands import AnyCommand, ChangeDuty, Drain, StartHolding
 from livescale.messages.events import (
     AgentJoined,
@@ -23,10 +22,19 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.policies import ModelPolicy
-from livescale.routes import Duty, Partner
 from livescale.telemetry.history.follower import Follower
-from livescale.types import FromStorage, HoldingId, LayerSpan, ModelSpec, Role, WorkerRef, agent_ref
+from livescale.values.chunks import ChunkRange, Feed
+from livescale.values.policies import ModelPolicy
+from livescale.values.routes import Duty, Partner
+from livescale.values.types import (
+    FromStorage,
+    HoldingId,
+    LayerSpan,
+    ModelSpec,
+    Role,
+    WorkerRef,
+    agent_ref,
+)
 
 LAYERS = 3
 CONFIG = ControllerConfig((ModelPolicy(ModelSpec("m", (1,) * LAYERS, 1, 10), 1, 2),), 2)

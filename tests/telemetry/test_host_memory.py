@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.chunks import ChunkRange, Feed
 from livescale.clusters.topology import Host
-from livescale.control.config import ControllerConfig
+from livescale.control.state.config import ControllerConfig
 from livescale.messages.commands import AnyCommand, StartHolding
 from livescale.messages.events import (
     AgentJoined,
@@ -19,11 +18,12 @@ from livescale.messages.events import (
     ModelAdded,
     WorkerLost,
 )
-from livescale.policies import ModelPolicy
 from livescale.telemetry.history.reading import read_history
-from livescale.telemetry.record import RECORD_VERSION, AnyLine, RunLine, StepLine
+from livescale.telemetry.record.record import RECORD_VERSION, AnyLine, RunLine, StepLine
 from livescale.telemetry.timeline import HostCopyUse, host_copy_use
-from livescale.types import FromStorage, HoldingId, LayerSpan, ModelSpec, agent_ref
+from livescale.values.chunks import ChunkRange, Feed
+from livescale.values.policies import ModelPolicy
+from livescale.values.types import FromStorage, HoldingId, LayerSpan, ModelSpec, agent_ref
 
 H = [agent_ref(number) for number in range(3)]
 HOST = Host("h", "l", 1000)

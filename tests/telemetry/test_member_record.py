@@ -16,16 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples, mostly_long
-from livescale.batching.batcher import BatcherConfig
-from livescale.chunks import ChunkRange, Feed
-from livescale.cli.main import main
+from livescale.batching.runs.batcher import BatcherConfig
 from livescale.common.interpreter import module_words
+from livescale.main import main
 from livescale.member.effects import Effect
 from livescale.member.inputs import FirstByteCame, RunEnded
-from livescale.policies import ModelPolicy
-from livescale.routes import Partner, Pipeline, Team, TeamMember
-from livescale.sim import member as member_module
 from livescale.sim.swarm.seeds import draw_world, run_world
+from livescale.sim.world import member as member_module
 from livescale.telemetry.member_record import (
     MemberLine,
     MemberStepLine,
@@ -33,9 +30,12 @@ from livescale.telemetry.member_record import (
     encode_effect,
     read_member_record,
 )
-from livescale.telemetry.record_parts import RecordError
+from livescale.telemetry.record.record_parts import RecordError
 from livescale.telemetry.replay import ReplayError, replay_member
-from livescale.types import LayerSpan, ModelSpec, Upstream, WorkerRef
+from livescale.values.chunks import ChunkRange, Feed
+from livescale.values.policies import ModelPolicy
+from livescale.values.routes import Partner, Pipeline, Team, TeamMember
+from livescale.values.types import LayerSpan, ModelSpec, Upstream, WorkerRef
 
 SEEDS = mostly_long(range(12), [0, 2, 5])
 
@@ -86,7 +86,7 @@ def test_records_replay_whatever_the_hash_seed(seed: int, tmp_path: Path) -> Non
     files = record_seed(seed, tmp_path)
     for hash_seed in ("1", "2"):
         done = subprocess.run(
-            module_words("livescale.cli.main", "replay", *map(str, files)),
+            module_words("livescale.main", "replay", *map(str, files)),
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,

@@ -16,12 +16,12 @@ from effort import examples
 from livescale.clusters.topology import Host
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.load.traces import TraceRow as Row
-from livescale.sim.config import FaultConfig, SimConfig
-from livescale.sim.simulate import simulate
+from livescale.sim.base.config import FaultConfig, SimConfig
+from livescale.sim.world.simulate import simulate
 from livescale.telemetry.history.follower import Follower
 from livescale.telemetry.history.reading import read_history
-from livescale.telemetry.record import AnyLine, RunLine, StepLine, read_record, write_record
-from livescale.telemetry.record_parts import part_path
+from livescale.telemetry.record.record import AnyLine, RunLine, StepLine, read_record, write_record
+from livescale.telemetry.record.record_parts import part_path
 from livescale.telemetry.replay import ReplayError, replay
 from livescale.telemetry.timeline import copies_over_time, instances_over_time
 

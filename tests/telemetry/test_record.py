@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from livescale.chunks import ChunkRange, Feed
 from livescale.clusters.topology import Device
-from livescale.control.config import ControllerConfig
+from livescale.control.state.config import ControllerConfig
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import Tick, WorkerJoined
-from livescale.policies import ModelPolicy
-from livescale.routes import Duty
-from livescale.telemetry.record import (
+from livescale.telemetry.record.record import (
     RECORD_VERSION,
     AnyLine,
     LoadPhases,
@@ -24,8 +21,11 @@ from livescale.telemetry.record import (
     read_record,
     write_record,
 )
-from livescale.telemetry.record_parts import RecordError
-from livescale.types import (
+from livescale.telemetry.record.record_parts import RecordError
+from livescale.values.chunks import ChunkRange, Feed
+from livescale.values.policies import ModelPolicy
+from livescale.values.routes import Duty
+from livescale.values.types import (
     FromWorker,
     HoldingId,
     LayerSpan,

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 
 from effort import examples
 from livescale.clusters.topology import Device
-from livescale.control.config import ControllerConfig
+from livescale.control.state.config import ControllerConfig
 from livescale.messages.events import Tick, WorkerJoined
-from livescale.policies import ModelPolicy
-from livescale.telemetry.record import (
+from livescale.telemetry.record.record import (
     RECORD_VERSION,
     AnyLine,
     RunLine,
@@ -31,9 +30,10 @@ from livescale.telemetry.record import (
     starts_of,
     write_record,
 )
-from livescale.telemetry.record_file import RecordClaim, RecordFile, create_record
-from livescale.telemetry.record_parts import RecordError, part_path, parts_of, record_name
-from livescale.types import ModelSpec, WorkerRef
+from livescale.telemetry.record.record_file import RecordClaim, RecordFile, create_record
+from livescale.telemetry.record.record_parts import RecordError, part_path, parts_of, record_name
+from livescale.values.policies import ModelPolicy
+from livescale.values.types import ModelSpec, WorkerRef
 
 CONFIG = ControllerConfig((ModelPolicy(ModelSpec("m", (1, 2, 3), 1, 10), 1, 2),), 2)
 JOINED = WorkerJoined(WorkerRef(0), Device("cpu", "host", "leaf", 1000, 1000))
@@ -294,7 +294,7 @@ def test_the_claim_of_a_killed_process_is_free(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
     holds = (
         "import sys, pathlib\n"
-        "from livescale.telemetry.record_file import RecordClaim\n"
+        "from livescale.telemetry.record.record_file import RecordClaim\n"
         "claim = RecordClaim(pathlib.Path(sys.argv[1]))\n"
         "print('claimed', flush=True)\n"
         "sys.stdin.read()\n"

@@ -12,9 +12,9 @@ import pytest
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.load.traces import TraceRow as Row
 from livescale.messages.commands import Dispatch, ScaleDecided
-from livescale.sim.config import SimConfig
-from livescale.sim.simulate import simulate
-from livescale.telemetry.record import AnyLine, StepLine, read_record
+from livescale.sim.base.config import SimConfig
+from livescale.sim.world.simulate import simulate
+from livescale.telemetry.record.record import AnyLine, StepLine, read_record
 from livescale.telemetry.replay import ReplayError, replay
 
 

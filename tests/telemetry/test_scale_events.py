@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from livescale.chunks import ChunkRange, Feed
 from livescale.clusters.topology import Device
 from livescale.messages.commands import (
     AmendHolding,
@@ -33,12 +32,13 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.plans import PlannedLoad, ScalePlan
-from livescale.routes import Duty, Partner
+from livescale.messages.plans import PlannedLoad, ScalePlan
 from livescale.telemetry.history.follower import Follower
-from livescale.telemetry.record import ScaleLine
+from livescale.telemetry.record.record import ScaleLine
 from livescale.telemetry.scale_events import ScaleTracker
-from livescale.types import FromStorage, FromWorker, HoldingId, LayerSpan, Role, WorkerRef
+from livescale.values.chunks import ChunkRange, Feed
+from livescale.values.routes import Duty, Partner
+from livescale.values.types import FromStorage, FromWorker, HoldingId, LayerSpan, Role, WorkerRef
 
 W0, W1 = WorkerRef(0), WorkerRef(1)
 HELD = HoldingId(1, W0)

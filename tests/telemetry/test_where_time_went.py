@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.chunks import ChunkRange, Feed
 from livescale.clusters.topology import Device
 from livescale.messages.commands import AnyCommand, Drain, Resume, StartHolding
 from livescale.messages.events import (
@@ -20,12 +19,13 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.routes import Duty
 from livescale.telemetry.history.device_time import DeviceUse, device_stretches, device_time
 from livescale.telemetry.history.reading import History, read_history
 from livescale.telemetry.history.waiting import slow_requests
-from livescale.telemetry.record import AnyLine, RequestLine, StepLine
-from livescale.types import FromStorage, HoldingId, LayerSpan, Outcome, WorkerRef
+from livescale.telemetry.record.record import AnyLine, RequestLine, StepLine
+from livescale.values.chunks import ChunkRange, Feed
+from livescale.values.routes import Duty
+from livescale.values.types import FromStorage, HoldingId, LayerSpan, Outcome, WorkerRef
 
 WORKERS = 3
 MODELS = ("a", "b")

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from livescale.chunks import ChunkGrid, Feed
-from livescale.testbed.bed import Testbed
-from livescale.types import FromWorker, WorkerRef
+from livescale.lab.testbed.bed import Testbed
+from livescale.values.chunks import ChunkGrid, Feed
+from livescale.values.types import FromWorker, WorkerRef
 from slowness import patient
 
 MODEL_BYTES = 32 << 20

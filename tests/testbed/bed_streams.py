@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
-from livescale.testbed.bed import Testbed
+from livescale.lab.testbed.bed import Testbed
 from slowness import patient
 
 # Receives until the end on the address given, and says how many bytes per second came.

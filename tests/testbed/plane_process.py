@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 import xxhash
 
-from livescale.chunks import Feed
-from livescale.transfer.arena import Arena
-from livescale.transfer.data_plane import DataPlane
-from livescale.transfer.orders import ReceiveOrder
-from livescale.types import LayerEntry, Manifest, WorkerRef
+from livescale.transfer.formats.orders import ReceiveOrder
+from livescale.transfer.memory.arena import Arena
+from livescale.transfer.plane.data_plane import DataPlane
+from livescale.values.chunks import Feed
+from livescale.values.types import LayerEntry, Manifest, WorkerRef
 
 _WAIT_S = 60.0
 

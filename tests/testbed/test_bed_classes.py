@@ -13,8 +13,8 @@ from bed_planes import MODEL_BYTES, BedPlanes, Pair, check_two_classes, planes
 from bed_streams import slowed
 
 from effort import mostly_long
-from livescale.testbed.bed import Testbed
-from livescale.testbed.spec import NetworkSpec, goodput_bytes_per_s
+from livescale.lab.testbed.bed import Testbed
+from livescale.lab.testbed.spec import NetworkSpec, goodput_bytes_per_s
 
 pytestmark = pytest.mark.usefixtures("network_namespaces")
 

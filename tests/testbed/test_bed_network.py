@@ -13,10 +13,10 @@ import pytest
 from bed_streams import Place, bytes_per_s, is_reached, slowed
 
 from livescale.clusters.topology import Direction
-from livescale.testbed.bed import Testbed
-from livescale.testbed.commands import existing_testbeds, namespaces, remove_leftovers
-from livescale.testbed.spec import NetworkSpec, TestbedError
-from livescale.types import WorkerRef, agent_ref
+from livescale.lab.testbed.bed import Testbed
+from livescale.lab.testbed.commands import existing_testbeds, namespaces, remove_leftovers
+from livescale.lab.testbed.spec import NetworkSpec, TestbedError
+from livescale.values.types import WorkerRef, agent_ref
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("network_namespaces")
@@ -84,8 +84,8 @@ def test_a_network_that_cannot_be_built_leaves_nothing() -> None:
 def test_several_exist_at_once_and_only_the_dead_are_cleaned_away(testbed: Testbed) -> None:
     code = (
         "import os, signal\n"
-        "from livescale.testbed.bed import Testbed\n"
-        "from livescale.testbed.spec import NetworkSpec\n"
+        "from livescale.lab.testbed.bed import Testbed\n"
+        "from livescale.lab.testbed.spec import NetworkSpec\n"
         "with Testbed(NetworkSpec(1, 10**9)) as testbed:\n"
         "    print(testbed.name, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -170,7 +170,7 @@ def test_strangers_are_refused_by_name(testbed: Testbed) -> None:
 
 
 def test_the_command_line_runs_a_command_in_a_host(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "livescale.cli.main", "testbed"]
+    command = [sys.executable, "-P", "-m", "livescale.main", "testbed"]
     inner = f"{' '.join(command)} exec h1 -- cat /proc/net/dev; {' '.join(command)} status; exit 7"
     done = subprocess.run(
         [*command, "run", "--hosts", "2", "--devices-per-host", "2", "--", "sh", "-c", inner],
@@ -187,7 +187,7 @@ def test_the_command_line_runs_a_command_in_a_host(tmp_path: Path) -> None:
 
 
 def test_the_command_line_ends_cleanly_when_it_is_stopped() -> None:
-    words = [sys.executable, "-P", "-m", "livescale.cli.main", "testbed", "run"]
+    words = [sys.executable, "-P", "-m", "livescale.main", "testbed", "run"]
     for number in (signal.SIGINT, signal.SIGTERM):
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.testbed.spec import (
+from livescale.lab.testbed.spec import (
     NetworkSpec,
     TestbedError,
     goodput_bytes_per_s,

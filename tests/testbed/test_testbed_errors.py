@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from livescale.cli.main import main
-from livescale.testbed.commands import existing_testbeds
+from livescale.lab.testbed.commands import existing_testbeds
+from livescale.main import main
 
 
 @pytest.mark.parametrize(

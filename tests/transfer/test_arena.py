@@ -4,8 +4,8 @@ import os
 import pytest
 from transfer_world import open_descriptors, write_model
 
-from livescale.transfer.arena import Arena, ArenaError
-from livescale.types import LayerEntry, Manifest
+from livescale.transfer.memory.arena import Arena, ArenaError
+from livescale.values.types import LayerEntry, Manifest
 
 
 def _manifest(*spans: tuple[int, int]) -> Manifest:

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.chunks import ChunkRange, Feed
-from livescale.transfer.chunk_sources import ChunkSources, Intake
-from livescale.types import FromWorker, WorkerRef
+from livescale.transfer.plane.chunk_sources import ChunkSources, Intake
+from livescale.values.chunks import ChunkRange, Feed
+from livescale.values.types import FromWorker, WorkerRef
 
 CHUNKS = 12
 HOLDERS = 3

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from transfer_world import Recorder, World, write_model
 
-from livescale.chunks import ChunkRange
-from livescale.transfer.orders import ContentChecks
-from livescale.types import Manifest
+from livescale.transfer.formats.orders import ContentChecks
+from livescale.values.chunks import ChunkRange
+from livescale.values.types import Manifest
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -5,9 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transfer_world import write_model
 
-from livescale.chunks import CHUNK_RANGES_MAX, ChunkRange
-from livescale.transfer.arena import Arena
-from livescale.transfer.frames import (
+from livescale.transfer.formats.frames import (
     CHUNK_BYTES_MAX,
     COPY_ID_BYTES,
     HEADER_BYTES,
@@ -25,7 +23,9 @@ from livescale.transfer.frames import (
     encode_ranges,
     refusal,
 )
-from livescale.types import WorkerRef
+from livescale.transfer.memory.arena import Arena
+from livescale.values.chunks import CHUNK_RANGES_MAX, ChunkRange
+from livescale.values.types import WorkerRef
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from transfer_world import WAIT_S, World, write_model
 
 from effort import examples
-from livescale.transfer.frames import HEADER_BYTES, Frame, FrameKind, decode_header
-from livescale.types import WorkerRef
+from livescale.transfer.formats.frames import HEADER_BYTES, Frame, FrameKind, decode_header
+from livescale.values.types import WorkerRef
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.transfer.kept_line import KEPT_NS_MAX, WASTE_PARTS, WASTED_NS_MAX, KeptLine
-from livescale.transfer.token_bucket import NEXT_PARCEL_NS
+from livescale.transfer.carriers.token_bucket import NEXT_PARCEL_NS
+from livescale.transfer.links.kept_line import KEPT_NS_MAX, WASTE_PARTS, WASTED_NS_MAX, KeptLine
 
 RATE = 1_000_000_000
 """A byte takes a nanosecond."""

@@ -14,17 +14,17 @@ import psutil
 import pytest
 from transfer_world import WAIT_S, Recorder, World, grid, total_bytes, write_model
 
-from livescale.chunks import Feed
 from livescale.common.settings import ConfigError
 from livescale.config.reading import load_config
-from livescale.transfer.arena import Arena, ArenaError
-from livescale.transfer.carrier import WritePermit
-from livescale.transfer.data_plane import DataPlane
-from livescale.transfer.nixl import READS_MAX, NixlCarrier
-from livescale.transfer.open_writes import OpenWrites
-from livescale.transfer.tcp import TcpCarrier
-from livescale.transfer.token_bucket import TokenBucket
-from livescale.types import FromWorker, Manifest, WorkerRef
+from livescale.transfer.carriers.nixl import READS_MAX, NixlCarrier
+from livescale.transfer.carriers.tcp import TcpCarrier
+from livescale.transfer.carriers.token_bucket import TokenBucket
+from livescale.transfer.formats.carrier import WritePermit
+from livescale.transfer.memory.arena import Arena, ArenaError
+from livescale.transfer.memory.open_writes import OpenWrites
+from livescale.transfer.plane.data_plane import DataPlane
+from livescale.values.chunks import Feed
+from livescale.values.types import FromWorker, Manifest, WorkerRef
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -181,9 +181,9 @@ def test_a_receiver_reads_as_many_chunks_at_once_as_it_wants_to_and_all_come() -
 HOLDER = f"""
 import sys
 import msgspec
-from livescale.transfer.arena import Arena
-from livescale.transfer.data_plane import DataPlane
-from livescale.types import WorkerRef
+from livescale.transfer.memory.arena import Arena
+from livescale.transfer.plane.data_plane import DataPlane
+from livescale.values.types import WorkerRef
 from transfer_world import write_model
 plane = DataPlane(WorkerRef({HOLDER_NUMBER}), Arena({MODEL}), carrier="nixl")
 manifest = write_model(plane._memory, [{MODEL}])

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.transfer.arena import ArenaError
-from livescale.transfer.model_bytes import ModelBytes
-from livescale.transfer.open_writes import OpenWrites
-from livescale.transfer.store import Store
-from livescale.types import LayerEntry, Manifest, WorkerRef
+from livescale.transfer.memory.arena import ArenaError
+from livescale.transfer.memory.model_bytes import ModelBytes
+from livescale.transfer.memory.open_writes import OpenWrites
+from livescale.transfer.plane.store import Store
+from livescale.values.types import LayerEntry, Manifest, WorkerRef
 
 # Small, so that ranges meet.
 MEMORY = 12

@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 from transfer_world import WAIT_S, World
 
-from livescale.transfer.orders import TransferError
-from livescale.types import WorkerRef
+from livescale.transfer.formats.orders import TransferError
+from livescale.values.types import WorkerRef
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transfer_world import Recorder, grid, write_model
 
-from livescale.chunks import Feed
-from livescale.transfer.arena import Arena
-from livescale.transfer.chunk_sources import Arrival
-from livescale.transfer.connection import Connection
-from livescale.transfer.content_hashes import ContentHashes
-from livescale.transfer.frames import Frame, FrameKind, WantedChunks, copy_id
-from livescale.transfer.open_writes import OpenWrites
-from livescale.transfer.orders import ReceiveOrder
-from livescale.transfer.outbox import Outbox
-from livescale.transfer.patience import Patience
-from livescale.transfer.reception import Reception
-from livescale.transfer.receptions import Receptions
-from livescale.transfer.store import Store
-from livescale.types import FromWorker, WorkerRef
+from livescale.transfer.formats.frames import Frame, FrameKind, WantedChunks, copy_id
+from livescale.transfer.formats.orders import ReceiveOrder
+from livescale.transfer.links.connection import Connection
+from livescale.transfer.links.outbox import Outbox
+from livescale.transfer.memory.arena import Arena
+from livescale.transfer.memory.content_hashes import ContentHashes
+from livescale.transfer.memory.open_writes import OpenWrites
+from livescale.transfer.plane.chunk_sources import Arrival
+from livescale.transfer.plane.patience import Patience
+from livescale.transfer.plane.reception import Reception
+from livescale.transfer.plane.receptions import Receptions
+from livescale.transfer.plane.store import Store
+from livescale.values.chunks import Feed
+from livescale.values.types import FromWorker, WorkerRef
 
 ME, HOLDER = WorkerRef(0), WorkerRef(1)
 MS = 1_000_000

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from transfer_world import WAIT_S, World, grid, open_as, read_frame, write_model
 
 from effort import examples
-from livescale.transfer.frames import Frame, FrameKind, WantedChunks, copy_id
-from livescale.types import Manifest, WorkerRef
+from livescale.transfer.formats.frames import Frame, FrameKind, WantedChunks, copy_id
+from livescale.values.types import Manifest, WorkerRef
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.transfer.probe import Probe
+from livescale.transfer.links.probe import Probe
 
 S_NS = 1_000_000_000
 BYTE_NS = 50

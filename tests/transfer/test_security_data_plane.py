@@ -15,10 +15,10 @@ import pytest
 from transfer_world import WAIT_S, Recorder, World, write_model
 
 from livescale.common.credentials import Credentials
-from livescale.runtime.cluster_folder import ClusterFolder
-from livescale.transfer.orders import ContentChecks, TransferError
-from livescale.transfer.sealing import Protection
-from livescale.types import Manifest
+from livescale.runtime.join.cluster_folder import ClusterFolder
+from livescale.transfer.formats.orders import ContentChecks, TransferError
+from livescale.transfer.formats.sealing import Protection
+from livescale.values.types import Manifest
 
 pytestmark = pytest.mark.usefixtures("machine")
 

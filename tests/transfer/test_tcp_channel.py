@@ -20,12 +20,12 @@ from transfer_world import WAIT_S
 
 from effort import examples
 from livescale.common.credentials import Credentials
-from livescale.runtime.cluster_folder import ClusterFolder
-from livescale.transfer.carrier import Channel, WritePermit
-from livescale.transfer.sealed_tcp import SealedChannel
-from livescale.transfer.sealing import Protection
-from livescale.transfer.tcp import TcpCarrier
-from livescale.transfer.token_bucket import TokenBucket
+from livescale.runtime.join.cluster_folder import ClusterFolder
+from livescale.transfer.carriers.sealed_tcp import SealedChannel
+from livescale.transfer.carriers.tcp import TcpCarrier
+from livescale.transfer.carriers.token_bucket import TokenBucket
+from livescale.transfer.formats.carrier import Channel, WritePermit
+from livescale.transfer.formats.sealing import Protection
 
 MEMORY_BYTES = 4 << 20
 HEADER_BYTES = 64

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.transfer.token_bucket import BucketClosedError, TokenBucket
+from livescale.transfer.carriers.token_bucket import BucketClosedError, TokenBucket
 from virtual_time import VirtualCondition, VirtualTime
 
 RATE = 40_000_000

@@ -22,10 +22,9 @@ from transfer_world import (
 )
 
 from effort import examples
-from livescale.chunks import ChunkRange, Feed
-from livescale.transfer.arena import Arena, ArenaError
-from livescale.transfer.data_plane import DataPlane
-from livescale.transfer.frames import (
+from livescale.transfer.carriers.tcp import TcpChannel
+from livescale.transfer.carriers.token_bucket import TokenBucket
+from livescale.transfer.formats.frames import (
     CHUNK_BYTES_MAX,
     HEADER_BYTES,
     NONCE_BYTES,
@@ -36,11 +35,12 @@ from livescale.transfer.frames import (
     decode_header,
     decode_wanted,
 )
-from livescale.transfer.greeting import Greeting
-from livescale.transfer.orders import TransferError
-from livescale.transfer.tcp import TcpChannel
-from livescale.transfer.token_bucket import TokenBucket
-from livescale.types import FromStorage, FromWorker, Manifest, WorkerRef
+from livescale.transfer.formats.greeting import Greeting
+from livescale.transfer.formats.orders import TransferError
+from livescale.transfer.memory.arena import Arena, ArenaError
+from livescale.transfer.plane.data_plane import DataPlane
+from livescale.values.chunks import ChunkRange, Feed
+from livescale.values.types import FromStorage, FromWorker, Manifest, WorkerRef
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from transfer_world import Recorder, World, grid, total_bytes, write_model
 
 from effort import examples
-from livescale.chunks import ChunkRange, ranges_of
-from livescale.transfer.orders import TransferError
-from livescale.types import Manifest, WorkerRef
+from livescale.transfer.formats.orders import TransferError
+from livescale.values.chunks import ChunkRange, ranges_of
+from livescale.values.types import Manifest, WorkerRef
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import xxhash
 
-from livescale.chunks import ChunkGrid, ChunkRange, Feed
-from livescale.transfer.arena import Arena
-from livescale.transfer.data_plane import DataPlane
-from livescale.transfer.frames import HEADER_BYTES, Frame, decode_header
-from livescale.transfer.greeting import Greeting
-from livescale.transfer.orders import ReceiveOrder
-from livescale.transfer.tcp import TcpChannel
-from livescale.transfer.token_bucket import TokenBucket
-from livescale.types import FromWorker, LayerEntry, Manifest, WorkerRef
+from livescale.transfer.carriers.tcp import TcpChannel
+from livescale.transfer.carriers.token_bucket import TokenBucket
+from livescale.transfer.formats.frames import HEADER_BYTES, Frame, decode_header
+from livescale.transfer.formats.greeting import Greeting
+from livescale.transfer.formats.orders import ReceiveOrder
+from livescale.transfer.memory.arena import Arena
+from livescale.transfer.plane.data_plane import DataPlane
+from livescale.values.chunks import ChunkGrid, ChunkRange, Feed
+from livescale.values.types import FromWorker, LayerEntry, Manifest, WorkerRef
 
 WAIT_S = 20.0
 ALIGN_BYTES = 64

@@ -12,8 +12,8 @@ import pytest
 
 from livescale.common.settings import ConfigError
 from livescale.config.reading import load_config
-from livescale.runtime.supervisor import Pool
-from livescale.runtime.worker_python import WorkerPythonError
+from livescale.runtime.layout.worker_python import WorkerPythonError
+from livescale.runtime.supervisor.supervisor import Pool
 from livescale.vllm_engine.check import VllmQuestion, refused
 from livescale.vllm_engine.versions import NEWEST, VERSIONS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from installed import REASON, vllm_python
 
-from livescale.cli.main import main
+from livescale.main import main
 
 PYTHON = vllm_python()
 pytestmark = [

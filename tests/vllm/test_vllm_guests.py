@@ -15,10 +15,10 @@ from completions import prompt
 from installed import REASON, greedy_tokens, vllm_python
 from pool_thread import LocalPool
 
-from livescale.chunks import senders
 from livescale.messages.commands import StartHolding
-from livescale.telemetry.record import StepLine, read_record
-from livescale.types import FromWorker, WorkerRef
+from livescale.telemetry.record.record import StepLine, read_record
+from livescale.values.chunks import senders
+from livescale.values.types import FromWorker, WorkerRef
 from livescale.vllm_engine.environment import DEFAULTS, FIXED
 from slowness import patient, patient_ms
 

@@ -15,7 +15,7 @@ from pool_thread import LocalPool, wait_until
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.commands import Dispatch, StartHolding
 from livescale.messages.events import HoldingCompleted, LayerArrived
-from livescale.telemetry.record import StepLine, read_record
+from livescale.telemetry.record.record import StepLine, read_record
 from slowness import patient
 
 PYTHON = vllm_python()

@@ -9,7 +9,7 @@ import pytest
 from completions import prompt
 from installed import REASON, greedy_tokens, vllm_python
 
-from livescale.engine.make import make_model
+from livescale.engine.files.make import make_model
 
 pytestmark = [
     pytest.mark.usefixtures("machine"),

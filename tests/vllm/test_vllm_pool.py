@@ -17,14 +17,14 @@ from installed import REASON, greedy_tokens, vllm_python
 from pool_thread import LocalPool, wait_until
 from running_streams import PROMPTS, STREAMS, TOKENS, RightTokens, nothing, streams_while
 
-from livescale.chunks import senders
-from livescale.engine.make import make_model
+from livescale.engine.files.make import make_model
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import HoldingCompleted, WorkerJoined, WorkerLost
-from livescale.telemetry.record import AnyLine, StepLine, read_record
+from livescale.telemetry.record.record import AnyLine, StepLine, read_record
 from livescale.telemetry.replay import replay
-from livescale.types import FromWorker, WorkerRef
+from livescale.values.chunks import senders
+from livescale.values.types import FromWorker, WorkerRef
 from slowness import patient, patient_ms
 
 PYTHON = vllm_python()

@@ -19,12 +19,12 @@ from typing import Any
 from vllm import LLM
 from vllm import SamplingParams as VllmParams
 
-from livescale.batching.batcher import BatcherConfig
 from livescale.batching.engine_serving import EngineServing
-from livescale.batching.run import EmittedTokens, SequenceSpec
-from livescale.engine.errors import ModelError
-from livescale.engine.model_files import read_layers, read_manifest
-from livescale.types import SamplingParams
+from livescale.batching.runs.batcher import BatcherConfig
+from livescale.batching.runs.run import EmittedTokens, SequenceSpec
+from livescale.engine.base.errors import ModelError
+from livescale.engine.files.model_files import read_layers, read_manifest
+from livescale.values.types import SamplingParams
 from livescale.vllm_engine.executor import VllmExecutor
 from livescale.vllm_engine.skeleton import EngineTerms
 

@@ -14,9 +14,9 @@ import msgspec
 import torch
 
 from livescale.common.errors import UserError
-from livescale.runtime.guest_child import GuestChild
-from livescale.runtime.guest_messages import GuestTerms
-from livescale.types import Manifest
+from livescale.runtime.guest.guest_child import GuestChild
+from livescale.runtime.guest.guest_messages import GuestTerms
+from livescale.values.types import Manifest
 from livescale.vllm_engine.parameters import ArenaParameters
 
 _SHAPE = (

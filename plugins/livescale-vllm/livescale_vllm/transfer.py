@@ -19,8 +19,8 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
-from livescale.runtime.guest_child import GuestChild
-from livescale.runtime.guest_messages import GuestTerms
+from livescale.runtime.guest.guest_child import GuestChild
+from livescale.runtime.guest.guest_messages import GuestTerms
 from livescale.vllm_engine.packing import forget_packed_experts, pack_tied_head
 from livescale_vllm.guests import open_guest, read_terms, tensors
 

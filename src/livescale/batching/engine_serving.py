@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from livescale.batching.batcher import BatcherConfig
-from livescale.batching.engine_step import EngineLoad, EngineStep, StepTokens
-from livescale.batching.live_messages import LiveMessage, refusal
-from livescale.batching.run import BatchKey, EmittedTokens, EngineAsk, Run, SequenceSpec
-from livescale.batching.serving import Capabilities, KvPlaces, Serving
+from livescale.batching.contract.live_messages import LiveMessage, refusal
+from livescale.batching.contract.serving import Capabilities, KvPlaces, Serving
+from livescale.batching.runs.batcher import BatcherConfig
+from livescale.batching.runs.engine_step import EngineLoad, EngineStep, StepTokens
+from livescale.batching.runs.run import BatchKey, EmittedTokens, EngineAsk, Run, SequenceSpec
 from livescale.messages.events import InstanceReported
-from livescale.routes import Partner, Taker
-from livescale.types import InstanceId, LayerSpan, RequestId, WorkerRef
+from livescale.values.routes import Partner, Taker
+from livescale.values.types import InstanceId, LayerSpan, RequestId, WorkerRef
 
 _NS_PER_S = 1_000_000_000
 _Attempt = tuple[RequestId, int]

@@ -11,8 +11,8 @@ import msgspec
 
 from livescale.cli.loads import write_json
 from livescale.cli.machine_text import machine_lines
-from livescale.runtime.cluster_folder import DAYS, ClusterError, ClusterFolder
-from livescale.runtime.machine import read_machine
+from livescale.runtime.join.cluster_folder import DAYS, ClusterError, ClusterFolder
+from livescale.runtime.supervisor.machine import read_machine
 
 _DAYS_MAX = 36_500
 

@@ -18,11 +18,11 @@ from livescale.common.addresses import parse_address
 from livescale.common.errors import UserError
 from livescale.common.settings import read_values
 from livescale.config.pool import SETTINGS, PoolConfig
-from livescale.runtime.doors import open_credentials
-from livescale.runtime.head_talk import JoinError
-from livescale.runtime.joined_gateway import JoinedGateway
-from livescale.runtime.protocol import Address
-from livescale.runtime.token import check_fingerprint, read_token
+from livescale.runtime.join.head_talk import JoinError
+from livescale.runtime.join.joined_gateway import JoinedGateway
+from livescale.runtime.wire.doors import open_credentials
+from livescale.runtime.wire.protocol import Address
+from livescale.runtime.wire.token import check_fingerprint, read_token
 
 if TYPE_CHECKING:
     from livescale.common.credentials import Credentials

@@ -22,13 +22,13 @@ from livescale.common.addresses import parse_address
 from livescale.common.errors import UserError
 from livescale.common.settings import Setting, read_values
 from livescale.config.pool import SETTINGS, WORKERS_MAX
-from livescale.runtime.doors import open_credentials
-from livescale.runtime.head_talk import JoinError, way_to
-from livescale.runtime.joined_host import JoinedAs, JoinedHost
-from livescale.runtime.joining import NAME_CHARS_MAX
-from livescale.runtime.protocol import Address
-from livescale.runtime.token import check_fingerprint, read_token
-from livescale.runtime.worker_python import check_worker_python, gpus_of
+from livescale.runtime.join.head_talk import JoinError, way_to
+from livescale.runtime.join.joined_host import JoinedAs, JoinedHost
+from livescale.runtime.layout.worker_python import check_worker_python, gpus_of
+from livescale.runtime.wire.doors import open_credentials
+from livescale.runtime.wire.joining import NAME_CHARS_MAX
+from livescale.runtime.wire.protocol import Address
+from livescale.runtime.wire.token import check_fingerprint, read_token
 
 if TYPE_CHECKING:
     from livescale.common.credentials import Credentials

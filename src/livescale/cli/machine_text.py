@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from livescale.clusters.files import rate_text
 from livescale.common.settings import size_text
-from livescale.runtime.gpu_links import Gpu
-from livescale.runtime.machine import Interface, Machine
+from livescale.runtime.supervisor.gpu_links import Gpu
+from livescale.runtime.supervisor.machine import Interface, Machine
 
 _STATES = {True: "up", False: "down", None: "?"}
 

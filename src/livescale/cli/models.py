@@ -13,10 +13,10 @@ from livescale.cli.pool_calls import add_pool_arguments, call_pool
 from livescale.common.errors import UserError
 from livescale.common.settings import Setting, read_values, shown_default
 from livescale.config.model import CHANGEABLE_SETTINGS, MODEL_SETTINGS
-from livescale.engine.make import FAMILY_NAMES, PRESETS, make_model
-from livescale.gateway.admin import AdministeredModels, RemovedModel
-from livescale.gateway.backend import ModelStatus
-from livescale.report.terminal import table
+from livescale.engine.files.make import FAMILY_NAMES, PRESETS, make_model
+from livescale.gateway.contract.backend import ModelStatus
+from livescale.gateway.endpoints.admin import AdministeredModels, RemovedModel
+from livescale.report.run.terminal import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

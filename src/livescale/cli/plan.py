@@ -18,11 +18,11 @@ from livescale.control.multicast.bound import Bound, lower_bound
 from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.planner import STRATEGIES, free_uplinks, make_plan
 from livescale.control.multicast.request import PlanRequest, Source
-from livescale.engine.model_files import model_spec, read_manifest
+from livescale.engine.files.model_files import model_spec, read_manifest
 from livescale.latency.shapes import LLAMA_3_8B
-from livescale.plans import ScalePlan
+from livescale.messages.plans import ScalePlan
 from livescale.report.plan_text import describe_plan
-from livescale.types import ModelSpec, WorkerRef
+from livescale.values.types import ModelSpec, WorkerRef
 
 _PRESETS = {LLAMA_3_8B.name: LLAMA_3_8B}
 _PARAMETER_BYTES = 2

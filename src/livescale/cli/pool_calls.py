@@ -12,7 +12,7 @@ import msgspec
 
 from livescale.common.errors import UserError
 from livescale.config.pool import PoolConfig
-from livescale.gateway.errors import ErrorBody
+from livescale.gateway.contract.errors import ErrorBody
 
 _URL = f"http://{PoolConfig().host}:{PoolConfig().port}"
 _KEY_VARIABLE = "LIVESCALE_ADMIN_KEY"

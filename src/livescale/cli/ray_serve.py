@@ -16,12 +16,12 @@ from livescale.common.settings import ConfigError
 from livescale.config.pool import PoolConfig
 from livescale.config.ray import RayConfig, load_ray_config
 from livescale.config.reading import load_config
-from livescale.runtime.pool_layout import LOOPBACK
-from livescale.runtime.protocol import Address
-from livescale.runtime.ray_host import HostOrder, own_label
-from livescale.runtime.ray_hosts import RayHosts, connect, disconnect
-from livescale.runtime.supervisor import Pool
-from livescale.runtime.token import read_token
+from livescale.runtime.join.ray_host import HostOrder, own_label
+from livescale.runtime.join.ray_hosts import RayHosts, connect, disconnect
+from livescale.runtime.layout.pool_layout import LOOPBACK
+from livescale.runtime.supervisor.supervisor import Pool
+from livescale.runtime.wire.protocol import Address
+from livescale.runtime.wire.token import read_token
 
 
 def run(address: str, path: Path | None, models: list[str], flags: Mapping[str, object]) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from livescale.common.errors import UserError
 from livescale.telemetry.member_record import is_member_record, read_member_record
-from livescale.telemetry.record import read_record
+from livescale.telemetry.record.record import read_record
 from livescale.telemetry.replay import ReplayError, replay, replay_member
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from livescale.cli.loads import write_json, writing
 from livescale.common.errors import UserError
-from livescale.load.slo import SloRule, parse_slo
+from livescale.config.slo import SloRule, parse_slo
 from livescale.report.comparison import comparison_table
 from livescale.report.html import write_html_report
-from livescale.report.live_loads import live_text
-from livescale.report.reported_run import ReportedRun
+from livescale.report.run.live_loads import live_text
+from livescale.report.run.reported_run import ReportedRun
+from livescale.report.run.summary import summarize
 from livescale.report.run_report import failover_text, run_text
-from livescale.report.summary import summarize
-from livescale.telemetry.record import AnyLine, RequestLine, read_record, starts_of
-from livescale.telemetry.record_parts import record_name
+from livescale.telemetry.record.record import AnyLine, RequestLine, read_record, starts_of
+from livescale.telemetry.record.record_parts import record_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +94,7 @@ def _reported(name: str, lines: list[AnyLine], rule: SloRule, words: str) -> Rep
 
 def _draw(path: Path, runs: list[ReportedRun], title: str | None) -> None:
     # Only here: drawing takes a second to import.
-    from livescale.report.live_picture import live_picture
+    from livescale.report.pictures.live_picture import live_picture
 
     with writing(path):
         live_picture(path, runs, title)

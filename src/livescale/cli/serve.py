@@ -12,7 +12,7 @@ from livescale.cli.serve_run import serve
 from livescale.common.settings import ConfigError
 from livescale.config.ray import NO_RAY, has_ray
 from livescale.config.reading import add_flags, given_flags, load_config
-from livescale.runtime.worker_python import check_worker_python
+from livescale.runtime.layout.worker_python import check_worker_python
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ import time
 from typing import TextIO
 
 from livescale.common.settings import size_text
-from livescale.runtime.news import LoadProgress, News, PoolProgress
+from livescale.runtime.wire.news import LoadProgress, News, PoolProgress
 
 _log = logging.getLogger("livescale.pool")
 _LINES_MAX = 10_000

@@ -15,9 +15,9 @@ from typing import Protocol
 from livescale.cli.serve_display import ServeDisplay
 from livescale.common.addresses import is_loopback
 from livescale.config.pool import PoolConfig
-from livescale.runtime.news import News
-from livescale.runtime.pool_layout import PoolLayout
-from livescale.runtime.supervisor import Pool, describe
+from livescale.runtime.layout.pool_layout import PoolLayout
+from livescale.runtime.supervisor.supervisor import Pool, describe
+from livescale.runtime.wire.news import News
 
 
 class HostSource(Protocol):

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from livescale.cli.pool_calls import add_pool_arguments, call_pool, metrics_page
 from livescale.common.errors import UserError
-from livescale.gateway.admin import AdministeredModels
-from livescale.gateway.backend import ModelStatus
-from livescale.report.terminal import table
-from livescale.stages import stage_name
+from livescale.gateway.contract.backend import ModelStatus
+from livescale.gateway.endpoints.admin import AdministeredModels
+from livescale.report.run.terminal import table
+from livescale.values.stages import stage_name
 
 _SAMPLE = re.compile(r'^livescale_(\w+)\{model="([^"]*)"[^}]*\} (\S+)$')
 _CLEAR = "\x1b[H\x1b[J"

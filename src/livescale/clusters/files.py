@@ -22,7 +22,7 @@ from livescale.common.settings import (
     unknown,
 )
 from livescale.common.settings import amount_of_bytes as parse_bytes
-from livescale.types import WorkerRef, agent_ref
+from livescale.values.types import WorkerRef, agent_ref
 
 MEMBERS_MAX = 1 << 20
 """Devices or hosts in one file; a slip of the pen must not fill the memory."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from livescale.common.settings import ConfigError
-from livescale.types import Value
+from livescale.values.types import Value
 
 HEAD = "lm_head"
 _OUTSIDE_LAYERS = ("emb", HEAD)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from livescale.types import Value, WorkerRef
+from livescale.values.types import Value, WorkerRef
 
 
 class Device(Value, frozen=True):

@@ -3,7 +3,8 @@
 Three messages: a nonce; a nonce and a proof; a proof. A proof is a hash keyed with the secret
 (HMAC, RFC 2104) over both nonces, the side that it is for and the names of what is connected, so
 that neither an old proof nor one's own, sent back, is worth anything. Bytes only: how messages
-travel, and who draws nonces, is the business of `transfer/greeting.py` and `runtime/doors.py`.
+travel, and who draws nonces, is the business of `transfer/formats/greeting.py` and
+`runtime/wire/doors.py`.
 """
 
 from __future__ import annotations

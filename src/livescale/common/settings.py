@@ -17,8 +17,8 @@ import msgspec
 import yaml
 
 from livescale.common.errors import UserError
-from livescale.policies import Period
-from livescale.types import Value
+from livescale.values.policies import Period
+from livescale.values.types import Value
 
 ENVIRONMENT_PREFIX = "LIVESCALE_"
 _KIB, _MIB, _GIB, _TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from livescale.common.settings import About, ConfigError, read_values, settings_of
-from livescale.types import LayerSpan, Role, Value
+from livescale.values.types import LayerSpan, Role, Value
 
 
 class RoleReplicas(Value, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from livescale.common.settings import About, settings_of
 from livescale.config.model import ModelConfig
-from livescale.types import SEQUENCES_MAX, Value
+from livescale.values.types import SEQUENCES_MAX, Value
 
 _KIB, _MIB, _GIB, _TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 

@@ -21,7 +21,7 @@ from livescale.common.settings import (
 )
 from livescale.config.pool import WORKERS_MAX, PoolConfig
 from livescale.config.serve_file import pool_document
-from livescale.types import Value
+from livescale.values.types import Value
 
 _HOSTS_MAX = 4096
 NO_RAY = "Ray is not installed: pip install 'livescale[ray]'"

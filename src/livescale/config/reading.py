@@ -38,7 +38,7 @@ from livescale.config.model import (
 )
 from livescale.config.pool import ROOFLINE_PREFIX, SETTINGS, WORKERS_MAX, PoolConfig
 from livescale.config.serve_file import pool_document
-from livescale.load.slo import SloError, parse_slo
+from livescale.config.slo import SloError, parse_slo
 
 TESTBED_VARIABLE = "LIVESCALE_TESTBED"
 """Names the testbed to what runs inside `livescale testbed run`."""

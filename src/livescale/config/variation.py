@@ -1,6 +1,7 @@
 """Weights of the learned predictor of burstiness, as they come with the package.
 
-`livescale bench variation --train` makes such a file; `control/stages/attention.py` uses them.
+`livescale bench variation --train` makes such a file;
+`control/stages/formulas/attention.py` uses them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from livescale.common.settings import ConfigError
-from livescale.policies import VariationWeights
+from livescale.values.policies import VariationWeights
 
 _SHIPPED = Path(__file__).parent / "stage_variation.json"
 

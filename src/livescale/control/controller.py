@@ -10,35 +10,35 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from livescale.control.attempts import Attempts
-from livescale.control.config import ControllerConfig
-from livescale.control.drains import Drains
-from livescale.control.fleet import Fleet
-from livescale.control.guests import Guests
-from livescale.control.holding_news import HoldingNews
-from livescale.control.host_copies import HostCopies
-from livescale.control.leaving import Leaving
-from livescale.control.loads import Loads
-from livescale.control.membership import Membership
-from livescale.control.model_state import ModelState, PartState
-from livescale.control.pairing import Pairings
-from livescale.control.pipelines import Pipelines
-from livescale.control.planning import Planning
-from livescale.control.pool import ParameterPool
-from livescale.control.repairs import repair_loads
-from livescale.control.roles import Roles
-from livescale.control.router import Router
-from livescale.control.scaling import Scaling
-from livescale.control.spares import Spares
-from livescale.control.status import ControllerStatus, status_of
-from livescale.control.team_duties import Teams
-from livescale.control.wishes import Wishes
-from livescale.control.withdrawals import Withdrawals
+from livescale.control.cluster.membership import Membership
+from livescale.control.planning.guests import Guests
+from livescale.control.planning.host_copies import HostCopies
+from livescale.control.planning.loads import Loads
+from livescale.control.planning.planning import Planning
+from livescale.control.planning.repairs import repair_loads
+from livescale.control.planning.spares import Spares
+from livescale.control.reports.holding_news import HoldingNews
+from livescale.control.reports.status import ControllerStatus, status_of
+from livescale.control.requests.attempts import Attempts
+from livescale.control.requests.router import Router
+from livescale.control.scaling.leaving import Leaving
+from livescale.control.scaling.scaling import Scaling
+from livescale.control.scaling.wishes import Wishes
+from livescale.control.scaling.withdrawals import Withdrawals
+from livescale.control.state.config import ControllerConfig
+from livescale.control.state.fleet import Fleet
+from livescale.control.state.model_state import ModelState, PartState
+from livescale.control.state.pool import ParameterPool
+from livescale.control.together.drains import Drains
+from livescale.control.together.pairing import Pairings
+from livescale.control.together.pipelines import Pipelines
+from livescale.control.together.roles import Roles
+from livescale.control.together.team_duties import Teams
 from livescale.messages import events
 from livescale.messages.commands import AnyCommand, Dispatch, WakeAt
 from livescale.messages.events import AnyEvent
-from livescale.placements import keeps_last
-from livescale.types import InstanceState, WorkerRef
+from livescale.values.placements import keeps_last
+from livescale.values.types import InstanceState, WorkerRef
 
 # Everybody behind a sender that stalls reports it within this time; then it is judged.
 _AT_ONCE_GAP_NS = 1_000_000

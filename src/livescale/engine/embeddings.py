@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from livescale.batching.run import Segment
-from livescale.engine.run_result import RowSum
-from livescale.types import RequestId, Value
+from livescale.batching.runs.run import Segment
+from livescale.engine.base.run_result import RowSum
+from livescale.values.types import RequestId, Value
 
 
 class Summed(Value, frozen=True):

@@ -12,16 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-from livescale.batching.run import Run
-from livescale.engine.attention import page
-from livescale.engine.compiled_span import CompiledSpan
-from livescale.engine.compute_cores import ComputeCores
-from livescale.engine.errors import ModelError
-from livescale.engine.kv_cache import KVCache
-from livescale.engine.layers import Layers, RunState
-from livescale.engine.linear_choice import WeightsLayout
-from livescale.engine.model_files import model_spec
-from livescale.engine.run_result import (
+from livescale.batching.runs.run import Run
+from livescale.engine.attention.attention import page
+from livescale.engine.attention.kv_cache import KVCache
+from livescale.engine.base.compute_cores import ComputeCores
+from livescale.engine.base.errors import ModelError
+from livescale.engine.base.run_result import (
     InstanceExecutor,
     RowSum,
     RunResult,
@@ -31,9 +27,13 @@ from livescale.engine.run_result import (
     prefill_run,
     with_blanks,
 )
-from livescale.engine.sampling import choose_tokens, is_plainly_greedy
-from livescale.stages import gives_rows, takes_rows
-from livescale.types import LayerEntry, LayerSpan, Manifest, RequestId
+from livescale.engine.files.model_files import model_spec
+from livescale.engine.products.linear_choice import WeightsLayout
+from livescale.engine.sampling.sampling import choose_tokens, is_plainly_greedy
+from livescale.engine.spans.compiled_span import CompiledSpan
+from livescale.engine.spans.layers import Layers, RunState
+from livescale.values.stages import gives_rows, takes_rows
+from livescale.values.types import LayerEntry, LayerSpan, Manifest, RequestId
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
-from livescale.batching.run import Run, Segment
-from livescale.engine.model_config import ModelShape, parse_config
-from livescale.engine.model_files import model_spec
-from livescale.engine.run_result import (
+from livescale.batching.runs.run import Run, Segment
+from livescale.engine.base.run_result import (
     InstanceExecutor,
     RowSum,
     RunResult,
@@ -30,10 +28,12 @@ from livescale.engine.run_result import (
     prefill_run,
     with_blanks,
 )
+from livescale.engine.files.model_config import ModelShape, parse_config
+from livescale.engine.files.model_files import model_spec
 from livescale.latency.work import LatencyModel, span_ns, with_cores
-from livescale.policies import CoresModel
-from livescale.stages import gives_rows, takes_rows
-from livescale.types import LayerSpan, Manifest, ModelSpec, TokenLogprobs
+from livescale.values.policies import CoresModel
+from livescale.values.stages import gives_rows, takes_rows
+from livescale.values.types import LayerSpan, Manifest, ModelSpec, TokenLogprobs
 
 if TYPE_CHECKING:
     import torch

@@ -10,15 +10,15 @@ import transformers
 from numba import typeof, types
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from livescale.engine.compiled_linear import linear_kernel
-from livescale.engine.decode_kernel import attend_rows
-from livescale.engine.families import FAMILIES
+from livescale.engine.attention.decode_kernel import attend_rows
+from livescale.engine.attention.kv_cache import as_array
+from livescale.engine.files.families import FAMILIES
 from livescale.engine.kernels.compiled import compiling_alone
 from livescale.engine.kernels.job import JOB, LAYER
 from livescale.engine.kernels.span import lead, serve
-from livescale.engine.kv_cache import as_array
-from livescale.engine.linear_timing import ensure_timings
-from livescale.engine.row_norms import row_norms_kernel
+from livescale.engine.products.compiled_linear import linear_kernel
+from livescale.engine.products.linear_timing import ensure_timings
+from livescale.engine.products.row_norms import row_norms_kernel
 
 
 def import_modelling() -> None:

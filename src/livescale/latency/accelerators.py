@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from livescale.types import Value
+from livescale.values.types import Value
 
 
 class AllReduceFit(Value, frozen=True):

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from itertools import pairwise
 
-from livescale.types import Value
+from livescale.values.types import Value
 
 
 class TimeCurve(Value, frozen=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.table import TableLatency
 from livescale.latency.work import LinearLatency, RunWork
-from livescale.types import Value
+from livescale.values.types import Value
 
 
 class OverheadLatency(Value, frozen=True, tag="overhead"):

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from livescale.latency.accelerators import ACCELERATORS, ITERATION_NS, Accelerator, AllReduceFit
 from livescale.latency.shapes import TransformerShape
 from livescale.latency.work import RunWork
-from livescale.types import Value
+from livescale.values.types import Value
 
 _BF16_BYTES = 2
 _ACTIVATION_HIDDENS, _ACTIVATION_HEADS, _ALL_REDUCES = 10, 2, 2

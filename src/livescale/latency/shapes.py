@@ -8,8 +8,8 @@ from itertools import accumulate, pairwise
 import msgspec
 
 from livescale.latency.work import LinearLatency
-from livescale.stages import even_stages, stage_specs
-from livescale.types import ModelSpec, Value
+from livescale.values.stages import even_stages, stage_specs
+from livescale.values.types import ModelSpec, Value
 
 _BF16_BYTES = 2
 

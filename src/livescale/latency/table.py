@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from livescale.clusters.profiles import HEAD, OpProfile
 from livescale.latency.curves import TimeCurve, TimeGrid
 from livescale.latency.work import RunWork
-from livescale.types import Value
+from livescale.values.types import Value
 
 
 class TableLatency(Value, frozen=True, tag="table"):

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from livescale.policies import CoresModel
-from livescale.types import Value
+from livescale.values.policies import CoresModel
+from livescale.values.types import Value
 
 
 class RunWork(Value, frozen=True):

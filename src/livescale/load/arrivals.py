@@ -16,7 +16,7 @@ import msgspec
 from livescale.common.settings import unknown
 from livescale.load.formats import ParsedTrace, TraceError, TraceRow, parse_trace_file
 from livescale.load.traces import burst_trace, find_trace
-from livescale.types import Value
+from livescale.values.types import Value
 
 _NS_PER_S = 1_000_000_000
 _CV_MIN, _CV_MAX = 0.01, 32.0

@@ -32,7 +32,7 @@ from pathlib import Path
 import msgspec
 
 from livescale.common.errors import UserError
-from livescale.types import Value
+from livescale.values.types import Value
 
 _NS_PER_S = 1_000_000_000
 _NS_PER_MS = 1_000_000

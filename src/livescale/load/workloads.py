@@ -17,11 +17,11 @@ from msgspec import Meta
 
 from livescale.common.settings import ConfigError, as_mapping, check_keys, kind_of, read_yaml
 from livescale.config.model import RolesConfig, check_limits, check_limits_given, read_roles
+from livescale.config.slo import SloError, SloRule, parse_slo
 from livescale.load.arrivals import GammaShape, gamma_trace, is_generated, named_trace, payloads_of
 from livescale.load.formats import TraceError, TraceRow
-from livescale.load.slo import SloError, SloRule, parse_slo
 from livescale.load.traces import at_rate, clip, rotate, upscale, window
-from livescale.types import Value
+from livescale.values.types import Value
 
 MODELS_MAX = 100_000
 """Models of one workload; a slip of the pen must not fill the memory."""

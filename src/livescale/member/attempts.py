@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from livescale.batching.run import EmittedTokens, SequenceSpec
-from livescale.batching.serving import Serving
+from livescale.batching.contract.serving import Serving
+from livescale.batching.runs.run import EmittedTokens, SequenceSpec
 from livescale.member.effects import Answer, Effect, Emit, Report
 from livescale.messages.attempts import AttemptFailed, AttemptReturned, AttemptTaken
 from livescale.messages.events import RequestEnded
-from livescale.types import InstanceId, Outcome, RequestId, WorkerRef
+from livescale.values.types import InstanceId, Outcome, RequestId, WorkerRef
 
 _GIVEN_MAX = 4096
 """Attempts that others took over, as remembered: the oldest are forgotten first."""

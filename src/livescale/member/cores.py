@@ -8,7 +8,7 @@ from livescale.member import effects
 from livescale.member.inputs import CoresSet
 from livescale.messages.commands import SetCores
 from livescale.messages.events import CoresChanged
-from livescale.types import WorkerRef
+from livescale.values.types import WorkerRef
 
 
 class MemberCores:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from livescale.batching.live_messages import KvLayer, WithRows
-from livescale.batching.run import BatchKey, EmittedTokens, Run
-from livescale.batching.serving import KvPlaces
-from livescale.chunks import Feed
-from livescale.control.residency import Resident
+from livescale.batching.contract.live_messages import KvLayer, WithRows
+from livescale.batching.contract.serving import KvPlaces
+from livescale.batching.runs.run import BatchKey, EmittedTokens, Run
+from livescale.control.policy.residency import Resident
 from livescale.member.inputs import MemberOrder, PeerMessage
 from livescale.messages.attempts import AttemptFailed, AttemptReturned, AttemptTaken
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import AnyEvent
-from livescale.types import PlanId, Value, WorkerRef
+from livescale.values.chunks import Feed
+from livescale.values.types import PlanId, Value, WorkerRef
 
 
 class Report(Value, frozen=True, tag=True):

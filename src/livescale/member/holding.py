@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from livescale.chunks import Feed
-from livescale.control.residency import ResidentLayers
+from livescale.control.policy.residency import ResidentLayers
 from livescale.member import effects
 from livescale.member.memory_map import MemoryMap
 from livescale.messages.commands import AmendHolding, ChangeDuty, StartHolding
 from livescale.messages.events import FeedFailed, HoldingReport
-from livescale.types import HoldingId, PlanId
+from livescale.values.chunks import Feed
+from livescale.values.types import HoldingId, PlanId
 
 
 @dataclass(slots=True)

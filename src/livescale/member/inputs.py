@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from livescale.batching.batcher import BatcherConfig
-from livescale.batching.engine_step import EngineStep
-from livescale.batching.faulty_runs import FaultyRequest
-from livescale.batching.live_messages import LiveMessage
-from livescale.batching.run import SequenceSpec
+from livescale.batching.contract.live_messages import LiveMessage
+from livescale.batching.runs.batcher import BatcherConfig
+from livescale.batching.runs.engine_step import EngineStep
+from livescale.batching.runs.faulty_runs import FaultyRequest
+from livescale.batching.runs.run import SequenceSpec
 from livescale.messages.attempts import Cancel, Disown
 from livescale.messages.commands import (
     AmendHolding,
@@ -24,7 +24,7 @@ from livescale.messages.commands import (
     StartHolding,
 )
 from livescale.messages.epochs import FIRST_EPOCH, ControllerEpoch
-from livescale.types import InstanceId, PlanId, RequestId, StageOf, Value, WorkerRef
+from livescale.values.types import InstanceId, PlanId, RequestId, StageOf, Value, WorkerRef
 
 MemberOrder = StartHolding | AmendHolding | ChangeDuty | ReleaseHolding | DropHolding | SetCores
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_messages import (
+from livescale.batching.contract.live_messages import (
     Handover,
     KvLayer,
     LiveMessage,
@@ -21,10 +20,11 @@ from livescale.batching.live_messages import (
     UnexpectedMessage,
     WithRows,
 )
-from livescale.batching.reports import REPORT_GAP_NS, ReportPace
-from livescale.batching.run import BatchKey, EmittedTokens, Run
-from livescale.batching.serving import Serving
-from livescale.batching.visit_messages import Visit
+from livescale.batching.contract.serving import Serving
+from livescale.batching.contract.visit_messages import Visit
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.runs.reports import REPORT_GAP_NS, ReportPace
+from livescale.batching.runs.run import BatchKey, EmittedTokens, Run
 from livescale.member import effects
 from livescale.member.attempts import HostedAttempts
 from livescale.member.inputs import (
@@ -40,9 +40,9 @@ from livescale.member.owed_capacity import OwedCapacity
 from livescale.member.presence import Presence
 from livescale.messages.commands import ChangeDuty, SetCores, StartHolding
 from livescale.messages.events import LiveStarted, RoleChanged, TeamBroke
-from livescale.routes import Duty, Partner, Team, reached
-from livescale.stages import gives_rows
-from livescale.types import Role, WorkerRef
+from livescale.values.routes import Duty, Partner, Team, reached
+from livescale.values.stages import gives_rows
+from livescale.values.types import Role, WorkerRef
 
 
 @dataclass(frozen=True, slots=True)

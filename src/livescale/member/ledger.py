@@ -24,7 +24,7 @@ from livescale.messages.attempts import (
 from livescale.messages.commands import Dispatch
 from livescale.messages.epochs import FIRST_EPOCH, ControllerEpoch
 from livescale.messages.events import RequestCancelled, RequestEnded
-from livescale.types import Outcome, RequestId, Value, WorkerRef
+from livescale.values.types import Outcome, RequestId, Value, WorkerRef
 
 AttemptReport = AttemptTaken | AttemptReturned | AttemptFailed
 

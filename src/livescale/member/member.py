@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from livescale.batching.batcher import Batcher
+from livescale.batching.contract.live_messages import LiveMessage, refusal
+from livescale.batching.contract.serving import Serving
 from livescale.batching.engine_serving import EngineServing
-from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.live_messages import LiveMessage, refusal
-from livescale.batching.run import Run
-from livescale.batching.serving import Serving
-from livescale.batching.stage_batcher import StageBatcher
-from livescale.batching.team_batcher import TeamBatcher
+from livescale.batching.lines.stage_batcher import StageBatcher
+from livescale.batching.lines.team_batcher import TeamBatcher
+from livescale.batching.live.live_batcher import LiveBatcher
+from livescale.batching.runs.batcher import Batcher
+from livescale.batching.runs.run import Run
 from livescale.member import effects, inputs
 from livescale.member.attempts import HostedAttempts
 from livescale.member.cores import MemberCores
@@ -36,8 +36,8 @@ from livescale.messages.commands import (
     SetCores,
     StartHolding,
 )
-from livescale.routes import OVERLAP, Duty
-from livescale.types import LayerSpan, WorkerRef
+from livescale.values.routes import OVERLAP, Duty
+from livescale.values.types import LayerSpan, WorkerRef
 
 _REQUESTS = inputs.Submitted | Cancel | Disown | inputs.GatewayGone | inputs.GatewayUnknown
 _ASSIGNED = inputs.ExecutorReady | inputs.FetchFailed

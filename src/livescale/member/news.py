@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from livescale.batching.live_messages import Handover
-from livescale.batching.run import SequenceSpec
-from livescale.batching.serving import KvCame
+from livescale.batching.contract.live_messages import Handover
+from livescale.batching.contract.serving import KvCame
+from livescale.batching.runs.run import SequenceSpec
 from livescale.messages.events import BatchTaken, KvTaken
-from livescale.routes import Partner
+from livescale.values.routes import Partner
 
 
 def batch_taken(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from livescale.batching.serving import Capabilities
+from livescale.batching.contract.serving import Capabilities
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import CapacityMeasured
 

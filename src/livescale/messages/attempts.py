@@ -5,7 +5,7 @@ Prompts and tokens travel beside these, in the way of each world.
 
 from __future__ import annotations
 
-from livescale.types import RequestId, Value
+from livescale.values.types import RequestId, Value
 
 
 class Cancel(Value, frozen=True, tag=True):

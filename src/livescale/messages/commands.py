@@ -10,10 +10,10 @@ they ask for nothing and are recorded.
 
 from __future__ import annotations
 
-from livescale.chunks import Feed
-from livescale.plans import ScalePlan
-from livescale.routes import Duty, Partner
-from livescale.types import (
+from livescale.messages.plans import ScalePlan
+from livescale.values.chunks import Feed
+from livescale.values.routes import Duty, Partner
+from livescale.values.types import (
     HoldingId,
     InstanceId,
     LayerSpan,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from livescale.types import Value
+from livescale.values.types import Value
 
 
 class ControllerEpoch(Value, frozen=True):

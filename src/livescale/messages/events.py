@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from livescale.clusters.topology import Device, Host
 from livescale.messages.commands import StartHolding
-from livescale.policies import ModelPolicy
-from livescale.types import HoldingId, InstanceId, Outcome, RequestId, Role, Value, WorkerRef
+from livescale.values.policies import ModelPolicy
+from livescale.values.types import HoldingId, InstanceId, Outcome, RequestId, Role, Value, WorkerRef
 
 
 class Event(Value, frozen=True, tag=True):

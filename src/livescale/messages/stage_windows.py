@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from livescale.messages.events import StageCounts
-from livescale.types import InstanceId
+from livescale.values.types import InstanceId
 
 COUNTED_MIN = 8
 """Fewer gaps or services say nothing of how they vary."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from livescale.common.settings import size_text
-from livescale.report.reported_run import ReportedRun
-from livescale.report.terminal import seconds, table
+from livescale.report.run.reported_run import ReportedRun
+from livescale.report.run.terminal import seconds, table
 
 _ABSENT = "-"
 

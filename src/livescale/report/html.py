@@ -14,8 +14,10 @@ from pathlib import Path
 
 from livescale.common.settings import size_text
 from livescale.report.comparison import compared_figures
-from livescale.report.reported_run import ReportedRun
-from livescale.report.role_usage import ROLE_HEADER, role_rows
+from livescale.report.run.reported_run import ReportedRun
+from livescale.report.run.role_usage import ROLE_HEADER, role_rows
+from livescale.report.run.stage_usage import STAGE_HEADER, stage_rows
+from livescale.report.run.terminal import seconds
 from livescale.report.run_report import (
     FAILOVER_HEADER,
     change_text,
@@ -23,10 +25,8 @@ from livescale.report.run_report import (
     failover_cells,
     phases_s,
 )
-from livescale.report.stage_usage import STAGE_HEADER, stage_rows
-from livescale.report.terminal import seconds
 from livescale.telemetry.history.holdings import InstanceHistory
-from livescale.telemetry.record import LoadPhases, ScaleLine
+from livescale.telemetry.record.record import LoadPhases, ScaleLine
 
 _GROUPS = (
     *("TTFT mean", "TBT mean", "slowest 5 %, TTFT mean", "instances, mean", "GPU time"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from livescale.plans import PlannedLoad, ScalePlan
-from livescale.report.terminal import filling
-from livescale.types import FromStorage, FromWorker, Upstream, WorkerRef
+from livescale.messages.plans import PlannedLoad, ScalePlan
+from livescale.report.run.terminal import filling
+from livescale.values.types import FromStorage, FromWorker, Upstream, WorkerRef
 
 _COLUMNS = 60
 _LINES_MAX = 16

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from livescale.report.live_loads import live_text
-from livescale.report.reported_run import LIVE_PHASES, ReportedRun
-from livescale.report.role_usage import role_text
-from livescale.report.stage_usage import stage_text
-from livescale.report.summary import Latency, RunSummary
-from livescale.report.terminal import seconds, step_chart, table
-from livescale.report.usage import ModelUsage, usage_by_model
-from livescale.report.where_time_went import device_text, slow_text
+from livescale.report.run.live_loads import live_text
+from livescale.report.run.reported_run import LIVE_PHASES, ReportedRun
+from livescale.report.run.role_usage import role_text
+from livescale.report.run.stage_usage import stage_text
+from livescale.report.run.summary import Latency, RunSummary
+from livescale.report.run.terminal import seconds, step_chart, table
+from livescale.report.run.usage import ModelUsage, usage_by_model
+from livescale.report.run.where_time_went import device_text, slow_text
 from livescale.telemetry.history.reading import CONTROLLER, Loss
 from livescale.telemetry.history.waiting import SLOWEST_PERCENT
-from livescale.telemetry.record import LoadPhases, ScaleLine
-from livescale.types import Role
+from livescale.telemetry.record.record import LoadPhases, ScaleLine
+from livescale.values.types import Role
 
 _NS_PER_S = 1_000_000_000
 MUTATION = "mutation"

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from livescale.report import figures, keys, lanes, series
-from livescale.report.canvas import ACCENT, COLOURS, LOAD
-from livescale.report.live_figures import live_groups
-from livescale.report.reported_run import ReportedRun
-from livescale.report.terminal import seconds
+from livescale.report.pictures import figures, keys, lanes, series
+from livescale.report.pictures.canvas import ACCENT, COLOURS, LOAD
+from livescale.report.pictures.live_figures import live_groups
+from livescale.report.run.reported_run import ReportedRun
+from livescale.report.run.terminal import seconds
 
 _NS_PER_S = 1_000_000_000
 _BINS_MAX = 240

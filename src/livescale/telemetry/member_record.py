@@ -13,14 +13,14 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from livescale.batching.run import BatchKey, EngineAsk, Run
+from livescale.batching.runs.run import BatchKey, EngineAsk, Run
 from livescale.member.effects import Effect, Execute
 from livescale.member.inputs import MemberInput
 from livescale.member.instance import ServingLimits
 from livescale.member.member import Member
-from livescale.telemetry.record import Line, Sink, decoded_lines
-from livescale.telemetry.record_parts import RecordError
-from livescale.types import LayerSpan, RequestId, WorkerRef
+from livescale.telemetry.record.record import Line, Sink, decoded_lines
+from livescale.telemetry.record.record_parts import RecordError
+from livescale.values.types import LayerSpan, RequestId, WorkerRef
 
 MEMBER_RECORD_VERSION = 8
 

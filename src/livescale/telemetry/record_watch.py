@@ -13,8 +13,8 @@ from livescale.messages.events import AgentJoined, MembersLeave, WorkerJoined, W
 from livescale.telemetry.history.changes import Decided
 from livescale.telemetry.history.follower import Follower
 from livescale.telemetry.history.holdings import InstanceHistory
-from livescale.telemetry.record import AnyLine, RequestLine, RunLine, StepLine
-from livescale.types import InstanceState, RequestId, WorkerRef
+from livescale.telemetry.record.record import AnyLine, RequestLine, RunLine, StepLine
+from livescale.values.types import InstanceState, RequestId, WorkerRef
 
 
 class RecordWatch:

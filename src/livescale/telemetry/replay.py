@@ -18,8 +18,8 @@ from livescale.telemetry.member_record import (
     encode_effect,
     error_text,
 )
-from livescale.telemetry.record import AnyLine, RunLine, StepLine
-from livescale.types import WorkerRef
+from livescale.telemetry.record.record import AnyLine, RunLine, StepLine
+from livescale.values.types import WorkerRef
 
 _SHOWN = 60
 """Characters of an answer that are shown: of its beginning, and on each side of the difference."""

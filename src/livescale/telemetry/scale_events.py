@@ -23,8 +23,8 @@ from livescale.telemetry.history.holdings import (
     InstanceHistory,
     sender_names,
 )
-from livescale.telemetry.record import LoadPhases, ScaleLine
-from livescale.types import InstanceId
+from livescale.telemetry.record.record import LoadPhases, ScaleLine
+from livescale.values.types import InstanceId
 
 
 class ScaleTracker:

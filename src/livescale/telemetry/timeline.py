@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from livescale.telemetry.history.holdings import InstanceHistory
 from livescale.telemetry.history.reading import History
-from livescale.types import InstanceState, Role, WorkerRef
+from livescale.values.types import InstanceState, Role, WorkerRef
 
 
 def instances_over_time(history: History) -> list[tuple[int, int]]:

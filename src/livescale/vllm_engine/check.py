@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from livescale.engine.model_config import ModelShape, parse_config
-from livescale.types import Value
+from livescale.engine.files.model_config import ModelShape, parse_config
+from livescale.values.types import Value
 from livescale.vllm_engine.versions import (
     NEWEST,
     VERSIONS,

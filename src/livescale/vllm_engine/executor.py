@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from livescale.batching.run import Run
-from livescale.engine.errors import ModelError
-from livescale.engine.run_result import InstanceExecutor, RunResult
-from livescale.types import LayerSpan, Manifest
+from livescale.batching.runs.run import Run
+from livescale.engine.base.errors import ModelError
+from livescale.engine.base.run_result import InstanceExecutor, RunResult
+from livescale.values.types import LayerSpan, Manifest
 from livescale.vllm_engine.skeleton import EngineTerms, Skeleton, copied_bytes
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from livescale.engine.errors import ModelError
+from livescale.engine.base.errors import ModelError
 
 Modules = tuple[torch.nn.Module, ...]
 

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import torch
 
-from livescale.engine.families import DOWN, FAMILIES, GATE_UP, Family
-from livescale.engine.layout import LM_HEAD
-from livescale.engine.model_config import parse_config
-from livescale.types import LayerEntry, Manifest, TensorEntry
+from livescale.engine.files.families import DOWN, FAMILIES, GATE_UP, Family
+from livescale.engine.files.layout import LM_HEAD
+from livescale.engine.files.model_config import parse_config
+from livescale.values.types import LayerEntry, Manifest, TensorEntry
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """By the manifest's names."""

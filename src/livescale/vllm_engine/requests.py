@@ -7,9 +7,9 @@ from vllm.inputs.engine import TokensInput, tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
-from livescale.batching.engine_step import StepTokens
-from livescale.batching.run import SequenceSpec
-from livescale.types import FinishReason, TokenLogprobs
+from livescale.batching.runs.engine_step import StepTokens
+from livescale.batching.runs.run import SequenceSpec
+from livescale.values.types import FinishReason, TokenLogprobs
 
 
 def prompt_of(spec: SequenceSpec) -> TokensInput:

@@ -22,12 +22,12 @@ from vllm.model_executor.model_loader.reload import (
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.request import Request
 
-from livescale.batching.engine_step import EngineLoad, EngineStep
-from livescale.batching.run import EngineAsk, SequenceSpec
-from livescale.engine.errors import ModelError
-from livescale.engine.model_config import parse_config
-from livescale.engine.model_files import model_spec
-from livescale.types import Manifest, RequestId, SamplingParams, TokenLogprobs
+from livescale.batching.runs.engine_step import EngineLoad, EngineStep
+from livescale.batching.runs.run import EngineAsk, SequenceSpec
+from livescale.engine.base.errors import ModelError
+from livescale.engine.files.model_config import parse_config
+from livescale.engine.files.model_files import model_spec
+from livescale.values.types import Manifest, RequestId, SamplingParams, TokenLogprobs
 from livescale.vllm_engine.gates import LayerGates, RunGivenUp, modules_by_layer
 from livescale.vllm_engine.packing import forget_packed_experts, pack_tied_head, plain_linears
 from livescale.vllm_engine.parameters import DTYPES, ArenaParameters, ParameterViews

@@ -13,9 +13,9 @@ from livescale.control.stages.compensation import (
     fit_cores,
     with_cores,
 )
-from livescale.control.stages.stage_load import StageLoad
-from livescale.control.stages.targets import wait_allowed_ns
-from livescale.policies import CoresModel
+from livescale.control.stages.formulas.stage_load import StageLoad
+from livescale.control.stages.formulas.targets import wait_allowed_ns
+from livescale.values.policies import CoresModel
 
 MS = 1_000_000
 profiles = st.lists(

@@ -9,8 +9,8 @@ import pytest
 
 import effort
 from livescale.control.stages.corrector import Corrector, CorrectorSettings, StageDecision
-from livescale.control.stages.stage_load import StageLoad
-from livescale.control.stages.targets import wait_allowed_ns
+from livescale.control.stages.formulas.stage_load import StageLoad
+from livescale.control.stages.formulas.targets import wait_allowed_ns
 
 S = 1_000_000_000
 SERVICE_S, PERIOD_S, TARGET_S = 0.1, 5, 0.2

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.control.stages.corrector import Corrector, CorrectorSettings, StageDecision
-from livescale.control.stages.pid import Gains, Pid
-from livescale.control.stages.stage_load import StageLoad
-from livescale.control.stages.targets import wait_allowed_ns
+from livescale.control.stages.formulas.pid import Gains, Pid
+from livescale.control.stages.formulas.stage_load import StageLoad
+from livescale.control.stages.formulas.targets import wait_allowed_ns
 
 S = 1_000_000_000
 SERVICE_NS = S // 10

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.control.known_cores import KnownCores
 from livescale.control.stages.core_budget import CoreBudget, CoresOf, CoresSeen, StageCores
+from livescale.control.stages.formulas.stage_load import StageLoad
 from livescale.control.stages.line_scaling import LineScaling
-from livescale.control.stages.stage_load import StageLoad
+from livescale.control.state.known_cores import KnownCores
 from livescale.messages.events import CoresChanged
-from livescale.policies import CoresModel, StagesByQueue
-from livescale.types import WorkerRef
+from livescale.values.policies import CoresModel, StagesByQueue
+from livescale.values.types import WorkerRef
 
 MS = 1_000_000
 S = 1000 * MS

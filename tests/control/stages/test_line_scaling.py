@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.control.stages.corrector import Corrector, CorrectorSettings
+from livescale.control.stages.formulas.stage_load import StageLoad
+from livescale.control.stages.formulas.targets import split_slo
 from livescale.control.stages.limits import within
 from livescale.control.stages.line_scaling import LineScaling
 from livescale.control.stages.line_window import LineSeen, LineWindow, StageSeen
 from livescale.control.stages.shared_queue import without_moving
-from livescale.control.stages.stage_load import StageLoad
-from livescale.control.stages.targets import split_slo
 from livescale.messages.events import StageCounts
-from livescale.policies import StagesByQueue
+from livescale.values.policies import StagesByQueue
 
 MS = 1_000_000
 S = 1000 * MS

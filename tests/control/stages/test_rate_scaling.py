@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from livescale.control.stages.corrector import StageDecision
+from livescale.control.stages.formulas.stage_load import StageLoad
 from livescale.control.stages.line_scaling import LineScaling
 from livescale.control.stages.line_strategies import line_strategy
 from livescale.control.stages.rate_scaling import RateScaling
-from livescale.control.stages.stage_load import StageLoad
-from livescale.policies import StagesByQueue, StagesByRate
+from livescale.values.policies import StagesByQueue, StagesByRate
 
 MS = 1_000_000
 S = 1000 * MS

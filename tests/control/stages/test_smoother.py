@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.control.stages.graph import StageGraph, line
-from livescale.control.stages.smoother import beta, smooth
+from livescale.control.stages.formulas.graph import StageGraph, line
+from livescale.control.stages.formulas.smoother import beta, smooth
 
 cvs_of = st.floats(0, 10)
 lines = st.lists(st.tuples(st.integers(0, 20), cvs_of, st.integers(0, 5)), min_size=1, max_size=8)

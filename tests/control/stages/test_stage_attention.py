@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from livescale.common.settings import ConfigError
 from livescale.config.variation import variation_weights
-from livescale.control.stages.attention import (
+from livescale.control.stages.formulas.attention import (
     FEATURES,
     attention_of,
     features,
     learned_cvs,
     neighbours,
 )
-from livescale.control.stages.variation import StageTraits, arrivals, flows_in, line
-from livescale.policies import VariationWeights
+from livescale.control.stages.formulas.variation import StageTraits, arrivals, flows_in, line
+from livescale.values.policies import VariationWeights
 
 WEIGHTS = variation_weights()
 STAGES = line([StageTraits(1 / (0.6 * m), 0.2, m) for m in (3, 1, 4, 2)])

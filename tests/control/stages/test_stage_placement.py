@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from livescale.control.stages.spreading import descend, kl_divergence, on_simplex
+from livescale.control.stages.formulas.spreading import descend, kl_divergence, on_simplex
 from livescale.control.stages.stage_placement import (
     StageHost,
     StageNeed,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.control.stages.graph import StageGraph, line
+from livescale.control.stages.formulas.graph import StageGraph, line
+from livescale.control.stages.formulas.stage_load import StageLoad
+from livescale.control.stages.formulas.targets import split_slo, wait_allowed_ns
 from livescale.control.stages.key_stages import KeyStages
-from livescale.control.stages.stage_load import StageLoad
-from livescale.control.stages.targets import split_slo, wait_allowed_ns
 
 services = st.lists(st.integers(1, 10**9), min_size=1, max_size=8)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import effort
-from livescale.control.stages.queueing import (
+from livescale.control.stages.formulas.queueing import (
     allen_cunneen_wait,
     erlang_c,
     least_stable,
@@ -20,7 +20,7 @@ from livescale.control.stages.queueing import (
     servers_needed,
     variability,
 )
-from livescale.reproduce.quart import printed_sojourn
+from livescale.lab.reproduce.quart.quart import printed_sojourn
 
 SERVERS = (1, 2, 3, 4, 8, 16)
 RHOS = (0.3, 0.5, 0.7, 0.9, 0.95)

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from livescale.control.stages.compensation import compensate
 from livescale.control.stages.corrector import Corrector, CorrectorSettings
-from livescale.control.stages.graph import line
-from livescale.control.stages.smoother import smooth
-from livescale.control.stages.stage_load import StageLoad
-from livescale.control.stages.targets import split_slo
-from livescale.policies import CoresModel
+from livescale.control.stages.formulas.graph import line
+from livescale.control.stages.formulas.smoother import smooth
+from livescale.control.stages.formulas.stage_load import StageLoad
+from livescale.control.stages.formulas.targets import split_slo
+from livescale.values.policies import CoresModel
 
 S = 1_000_000_000
 STAGES = 5

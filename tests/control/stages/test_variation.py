@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.control.stages.variation import (
+from livescale.control.stages.formulas.variation import (
     Flow,
     StageTraits,
     arrivals,

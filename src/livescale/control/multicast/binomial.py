@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-from livescale.chunks import CHUNK_RANGES_MAX, ChunkGrid, ChunkRange, Feed
 from livescale.control.multicast.chain import FeedsOf
 from livescale.control.multicast.cost import (
     NS_PER_S,
@@ -23,7 +22,8 @@ from livescale.control.multicast.cost import (
 )
 from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.placing import Element
-from livescale.types import FromWorker, Value
+from livescale.values.chunks import CHUNK_RANGES_MAX, ChunkGrid, ChunkRange, Feed
+from livescale.values.types import FromWorker, Value
 
 BLOCKS = 16
 """λScale's choice for all its models (§7.5, Figure 18: 8 and 24 to 48 are worse)."""

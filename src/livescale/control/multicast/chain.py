@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from livescale.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.clusters.topology import Direction
 from livescale.control.multicast.cost import Chunks, Receiver
 from livescale.control.multicast.fabric import IN, OUT, Fabric
 from livescale.control.multicast.nodes import Head, Node, deal, ids, make_head, make_nodes
 from livescale.control.multicast.placing import Element
 from livescale.control.multicast.request import PlanRequest
-from livescale.types import FromStorage, FromWorker, Upstream
+from livescale.values.chunks import ChunkGrid, ChunkRange, Feed
+from livescale.values.types import FromStorage, FromWorker, Upstream
 
 FeedsOf = dict[Receiver, tuple[Feed, ...]]
 

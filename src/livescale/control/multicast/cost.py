@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from livescale.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.ranges import overlap
-from livescale.types import FromWorker, Upstream, WorkerRef
+from livescale.values.chunks import ChunkGrid, ChunkRange, Feed
+from livescale.values.types import FromWorker, Upstream, WorkerRef
 
 NS_PER_S = 1_000_000_000
 

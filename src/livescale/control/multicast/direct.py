@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from livescale.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.control.multicast.binomial import BLOCKS, cut_blocks, k_way_orders
 from livescale.control.multicast.chain import FeedsOf, give
 from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.nodes import make_nodes
 from livescale.control.multicast.placing import Element
 from livescale.control.multicast.request import PlanRequest
-from livescale.types import FromStorage
+from livescale.values.chunks import ChunkGrid, ChunkRange, Feed
+from livescale.values.types import FromStorage
 
 STORAGE = FromStorage()
 

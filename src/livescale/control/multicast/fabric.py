@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from livescale.clusters.topology import Direction, Leaf, LinkKind, LinkUse, Topology
 from livescale.control.multicast.request import PlanRequest, Source
-from livescale.types import FromStorage, Upstream, WorkerRef
+from livescale.values.types import FromStorage, Upstream, WorkerRef
 
 IN, OUT = Direction.IN, Direction.OUT
 UNLIMITED = 1 << 62

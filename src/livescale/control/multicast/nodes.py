@@ -13,7 +13,7 @@ from livescale.clusters.topology import LinkKind, LinkUse
 from livescale.control.multicast.fabric import IN, OUT, UNLIMITED, Fabric
 from livescale.control.multicast.placing import Element
 from livescale.control.multicast.request import PlanRequest
-from livescale.types import WorkerRef
+from livescale.values.types import WorkerRef
 
 _ALIKE = (3, 4)
 """A chain may go on at so much of its pace for the sake of staying under a leaf."""

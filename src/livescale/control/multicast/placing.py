@@ -13,7 +13,7 @@ import msgspec
 from livescale.clusters.topology import LinkKind, LinkUse, Topology
 from livescale.control.multicast.fabric import IN, OUT, UNLIMITED, Fabric
 from livescale.control.multicast.request import PlanRequest, Source
-from livescale.types import WorkerRef
+from livescale.values.types import WorkerRef
 
 Element = tuple[WorkerRef, ...]
 

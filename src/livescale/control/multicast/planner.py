@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from livescale.chunks import ChunkGrid
 from livescale.clusters.topology import LinkKind, Topology
 from livescale.common.errors import UserError
 from livescale.control.multicast.binomial import BinomialPlan, groups_at_home
@@ -33,8 +32,9 @@ from livescale.control.multicast.placing import (
     with_few_alike,
 )
 from livescale.control.multicast.request import PlanRequest, Source
-from livescale.plans import LinkBytes, PlannedLoad, ScalePlan
-from livescale.types import WorkerRef
+from livescale.messages.plans import LinkBytes, PlannedLoad, ScalePlan
+from livescale.values.chunks import ChunkGrid
+from livescale.values.types import WorkerRef
 
 HOST_ONLY = ("host", "host-k-way")
 """Strategies that read nothing but host memory, and storage where that has no copy."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from livescale.chunks import ChunkRange
+from livescale.values.chunks import ChunkRange
 
 
 def intersect(a: ChunkRange, b: ChunkRange) -> bool:

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from livescale.chunks import ChunkRange, Feed
 from livescale.clusters.topology import Topology
 from livescale.control.multicast.ranges import covers, overlap
-from livescale.types import FromStorage, FromWorker, Upstream, WorkerRef
+from livescale.values.chunks import ChunkRange, Feed
+from livescale.values.types import FromStorage, FromWorker, Upstream, WorkerRef
 
 FeedsByReceiver = Mapping[WorkerRef, tuple[Feed, ...]]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from livescale.clusters.topology import LinkUse
-from livescale.types import PlanId, Value, WorkerRef
+from livescale.values.types import PlanId, Value, WorkerRef
 
 
 class Source(Value, frozen=True):

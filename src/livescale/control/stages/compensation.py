@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from livescale.control.stages.stage_load import StageLoad
-from livescale.control.stages.targets import wait_allowed_ns
-from livescale.policies import CoresModel
-from livescale.types import Value
+from livescale.control.stages.formulas.stage_load import StageLoad
+from livescale.control.stages.formulas.targets import wait_allowed_ns
+from livescale.values.policies import CoresModel
+from livescale.values.types import Value
 
 
 class Compensated(Value, frozen=True):

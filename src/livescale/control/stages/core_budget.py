@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from livescale.types import Value
+from livescale.values.types import Value
 
 
 class CoresOf(Value, frozen=True):

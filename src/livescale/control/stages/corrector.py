@@ -11,13 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from livescale.control.stages.formulas.pid import Gains, Pid, PidTerms
+from livescale.control.stages.formulas.shares import StageWish, share_out
+from livescale.control.stages.formulas.stage_load import StageLoad
+from livescale.control.stages.formulas.targets import wait_allowed_ns
 from livescale.control.stages.key_stages import KeyStage, KeyStages
-from livescale.control.stages.pid import Gains, Pid, PidTerms
 from livescale.control.stages.recent_need import RecentNeed
-from livescale.control.stages.shares import StageWish, share_out
-from livescale.control.stages.stage_load import StageLoad
-from livescale.control.stages.targets import wait_allowed_ns
-from livescale.types import Value
+from livescale.values.types import Value
 
 
 class CorrectorSettings(Value, frozen=True):

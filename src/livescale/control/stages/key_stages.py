@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from livescale.control.stages.stage_load import StageLoad
-from livescale.types import Value
+from livescale.control.stages.formulas.stage_load import StageLoad
+from livescale.values.types import Value
 
 
 class KeyStage(Value, frozen=True):

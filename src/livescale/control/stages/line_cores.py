@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from livescale.control.stages.compensation import Compensated, compensate, with_cores
 from livescale.control.stages.core_budget import CoreBudget, CoresSeen, StageCores
 from livescale.control.stages.corrector import StageDecision
+from livescale.control.stages.formulas.stage_load import StageLoad
+from livescale.control.stages.formulas.targets import wait_allowed_ns
 from livescale.control.stages.recent_need import RecentNeed
-from livescale.control.stages.stage_load import StageLoad
-from livescale.control.stages.targets import wait_allowed_ns
-from livescale.policies import CoresModel, StagesByQueue
+from livescale.values.policies import CoresModel, StagesByQueue
 
 _LOWER_PERMILLE = 800
 """Cores go when with fewer of them requests would still wait no longer than this part of the time

@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from livescale.control.stages.attention import learned_cvs
 from livescale.control.stages.core_budget import CoresSeen
 from livescale.control.stages.corrector import Corrector, CorrectorSettings, StageDecision
-from livescale.control.stages.graph import StageGraph, line
+from livescale.control.stages.formulas.attention import learned_cvs
+from livescale.control.stages.formulas.graph import StageGraph, line
+from livescale.control.stages.formulas.smoother import smooth
+from livescale.control.stages.formulas.stage_load import StageLoad
+from livescale.control.stages.formulas.targets import split_slo, wait_allowed_ns
+from livescale.control.stages.formulas.variation import StageTraits, arrivals, flows_in, graph_of
 from livescale.control.stages.key_stages import KeyStage
 from livescale.control.stages.limits import even, within
 from livescale.control.stages.line_cores import LineCores
 from livescale.control.stages.shared_queue import without_moving
-from livescale.control.stages.smoother import smooth
-from livescale.control.stages.stage_load import StageLoad
-from livescale.control.stages.targets import split_slo, wait_allowed_ns
-from livescale.control.stages.variation import StageTraits, arrivals, flows_in, graph_of
-from livescale.policies import StagesByQueue
+from livescale.values.policies import StagesByQueue
 
 _SLO_PASSES = 4
 """Without an SLO a request may take so many times what its pass takes if it never waits."""

@@ -7,11 +7,11 @@ from typing import Protocol
 
 from livescale.control.stages.core_budget import CoresSeen
 from livescale.control.stages.corrector import StageDecision
+from livescale.control.stages.formulas.stage_load import StageLoad
 from livescale.control.stages.key_stages import KeyStage
 from livescale.control.stages.line_scaling import LineScaling
 from livescale.control.stages.rate_scaling import RateScaling
-from livescale.control.stages.stage_load import StageLoad
-from livescale.policies import LinePolicy, StagesByRate
+from livescale.values.policies import LinePolicy, StagesByRate
 
 
 class LineStrategy(Protocol):

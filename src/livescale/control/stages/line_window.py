@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from livescale.control.stages.core_budget import CoresSeen
-from livescale.control.stages.stage_load import StageLoad
+from livescale.control.stages.formulas.stage_load import StageLoad
 from livescale.messages.events import StageCounts
 from livescale.messages.stage_windows import COUNTED_MIN, cv_of_gaps, differences, squared_cv
-from livescale.types import InstanceId, Value
+from livescale.values.types import InstanceId, Value
 
 _NS_PER_S = 1_000_000_000
 _ALIKE_PERMILLE = 900

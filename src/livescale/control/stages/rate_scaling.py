@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 from livescale.control.stages.core_budget import CoresSeen
 from livescale.control.stages.corrector import StageDecision
+from livescale.control.stages.formulas.stage_load import StageLoad
 from livescale.control.stages.key_stages import KeyStage
 from livescale.control.stages.limits import even, within
-from livescale.control.stages.stage_load import StageLoad
-from livescale.policies import StagesByRate
-from livescale.types import Value
+from livescale.values.policies import StagesByRate
+from livescale.values.types import Value
 
 _NS_PER_S = 1_000_000_000
 _LEVEL_PERMILLE, _TREND_PERMILLE = 500, 300

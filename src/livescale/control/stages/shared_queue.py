@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from livescale.control.stages.corrector import StageDecision
-from livescale.control.stages.stage_load import StageLoad
-from livescale.control.stages.targets import wait_allowed_ns
+from livescale.control.stages.formulas.stage_load import StageLoad
+from livescale.control.stages.formulas.targets import wait_allowed_ns
 
 _NS_PER_S = 1_000_000_000
 _AS_NARROW_PERMILLE = 1100

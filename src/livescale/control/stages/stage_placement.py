@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from livescale.control.stages.spreading import descend
-from livescale.types import Value
+from livescale.control.stages.formulas.spreading import descend
+from livescale.values.types import Value
 
 
 class StageHost(Value, frozen=True):

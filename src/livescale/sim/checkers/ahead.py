@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from livescale.bindings import Binding, LateBinding
 from livescale.messages.commands import AnyCommand, Dispatch
 from livescale.messages.events import InstanceReported, RequestArrived
 from livescale.sim.checkers.answers import AnswerChecker
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
-from livescale.types import InstanceId, RequestId, WorkerRef
+from livescale.values.bindings import Binding, LateBinding
+from livescale.values.types import InstanceId, RequestId, WorkerRef
 
 
 class AheadChecker:

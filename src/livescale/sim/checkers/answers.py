@@ -10,7 +10,7 @@ from livescale.messages import commands, events
 from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
-from livescale.types import HoldingId, InstanceId, Outcome, RequestId, WorkerRef
+from livescale.values.types import HoldingId, InstanceId, Outcome, RequestId, WorkerRef
 
 _Order = commands.StartHolding | commands.DropHolding
 _OrderKey = tuple[type[_Order], HoldingId]

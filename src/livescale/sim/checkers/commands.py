@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from livescale.chunks import Feed, senders
-from livescale.control.config import ControllerConfig
+from livescale.control.state.config import ControllerConfig
 from livescale.messages import commands, events
-from livescale.placements import keeps_last
 from livescale.sim.checkers.ahead import AheadChecker
 from livescale.sim.checkers.answers import AnswerChecker
 from livescale.sim.checkers.cores import CoreChecker
@@ -25,7 +23,9 @@ from livescale.sim.checkers.knowledge import PROGRESS, Held, Knowledge
 from livescale.sim.checkers.limits import LimitChecker
 from livescale.sim.checkers.stage_totals import StageTotalChecker
 from livescale.sim.checkers.turns import TurnChecker
-from livescale.types import HoldingId, WorkerRef
+from livescale.values.chunks import Feed, senders
+from livescale.values.placements import keeps_last
+from livescale.values.types import HoldingId, WorkerRef
 
 
 class CommandChecker:

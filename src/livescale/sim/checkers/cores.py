@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from livescale.messages import commands, events
-from livescale.policies import ModelPolicy, ScalingPolicy, StagesByQueue
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
-from livescale.types import WorkerRef
+from livescale.values.policies import ModelPolicy, ScalingPolicy, StagesByQueue
+from livescale.values.types import WorkerRef
 
 
 class CoreChecker:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from livescale.messages import commands, events
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import CopyKey, Held, Knowledge
-from livescale.types import WorkerRef
+from livescale.values.types import WorkerRef
 
 
 class DepartureChecker:

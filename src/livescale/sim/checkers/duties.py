@@ -8,11 +8,11 @@ from __future__ import annotations
 import msgspec
 
 from livescale.messages import commands
-from livescale.routes import Partner
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
-from livescale.stages import stage_name
-from livescale.types import Role
+from livescale.values.routes import Partner
+from livescale.values.stages import stage_name
+from livescale.values.types import Role
 
 
 class DutyChecker:

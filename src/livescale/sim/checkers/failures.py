@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from livescale.control.config import ControllerConfig
+from livescale.control.state.config import ControllerConfig
 from livescale.messages import commands, events
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Held, Knowledge
-from livescale.stages import stage_name
-from livescale.types import InstanceId, RequestId, WorkerRef
+from livescale.values.stages import stage_name
+from livescale.values.types import InstanceId, RequestId, WorkerRef
 
 #: after so many workers that died while they loaded, one after the other, the model is given up
 DEATHS_MAX = 2

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from livescale.messages.commands import StartHolding
-from livescale.placements import KeyStageCopies, Placement
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
+from livescale.values.placements import KeyStageCopies, Placement
 
 
 class KeyCopyChecker:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from livescale.chunks import senders
 from livescale.messages import commands, events
-from livescale.policies import ModelPolicy
-from livescale.stages import stage_name
-from livescale.types import HoldingId, InstanceId, ModelSpec, RequestId, WorkerRef
+from livescale.values.chunks import senders
+from livescale.values.policies import ModelPolicy
+from livescale.values.stages import stage_name
+from livescale.values.types import HoldingId, InstanceId, ModelSpec, RequestId, WorkerRef
 
 PROGRESS = (events.InstanceReported, events.LayerArrived)
 """By far the most events; none of them answers an order, or changes what may be ordered."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from livescale.control.config import ControllerConfig
+from livescale.control.state.config import ControllerConfig
 from livescale.messages.events import AnyEvent, ModelAdded, ModelChanged, Tick
-from livescale.policies import RoleLimits
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
-from livescale.types import InstanceId, Role
+from livescale.values.policies import RoleLimits
+from livescale.values.types import InstanceId, Role
 
 _PATIENCE_NS = 1_000_000_000
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.live_messages import Handover, KvLayer, Promised, Pull
-from livescale.batching.run import BatchKey, Run, Segment
-from livescale.batching.stage_batcher import StageBatcher
-from livescale.batching.team_batcher import TeamBatcher
+from livescale.batching.contract.live_messages import Handover, KvLayer, Promised, Pull
+from livescale.batching.lines.stage_batcher import StageBatcher
+from livescale.batching.lines.team_batcher import TeamBatcher
+from livescale.batching.live.live_batcher import LiveBatcher
+from livescale.batching.runs.run import BatchKey, Run, Segment
 from livescale.member.effects import Execute, Materialize, TakeOver, WriteKv
 from livescale.member.inputs import LayersRan, PeerMessage, RunEnded
 from livescale.member.instance import HostedInstance
 from livescale.messages.commands import StartHolding
-from livescale.routes import Duty, Partner
+from livescale.sim.base.config import SimConfig
 from livescale.sim.checkers.invariants import require
-from livescale.sim.config import SimConfig
-from livescale.types import InstanceId, LayerSpan, RequestId, WorkerRef
+from livescale.values.routes import Duty, Partner
+from livescale.values.types import InstanceId, LayerSpan, RequestId, WorkerRef
 
 LiveEffect = Execute | Materialize | TakeOver | WriteKv
 _SLACK_NS = 1_000_000

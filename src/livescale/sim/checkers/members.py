@@ -24,9 +24,9 @@ from livescale.messages.events import (
     LayerArrived,
     RoleChanged,
 )
-from livescale.policies import ModelPolicy
 from livescale.sim.checkers.invariants import require
-from livescale.types import HoldingId, RequestId, Role, WorkerRef
+from livescale.values.policies import ModelPolicy
+from livescale.values.types import HoldingId, RequestId, Role, WorkerRef
 
 Missing = Callable[[WorkerRef, str, int, int], int]
 """How many bytes a member (of a model, a rank and a layer) still lacks."""

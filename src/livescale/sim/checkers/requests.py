@@ -3,25 +3,25 @@
 A request ends once, with all its tokens, or fails because its world makes that inevitable: at its
 arrival the model was not served, or as many requests waited as may; or it waited too long; or a
 controller failed it, for which there are rules of their own (`failures.py`); or no device
-could hold it; or no executor can compute it (`sim/poison.py`).
+could hold it; or no executor can compute it (`sim/base/poison.py`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from livescale.batching.run import EmittedTokens
+from livescale.batching.runs.run import EmittedTokens
 from livescale.common.fair_line import OVERFULL
 from livescale.member.ledger import Finish
 from livescale.messages.commands import Dispatch
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
+from livescale.sim.base.config import SimConfig
+from livescale.sim.base.poison import Poison
 from livescale.sim.checkers.errors import UnexplainedFailure
 from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.invariants import require
-from livescale.sim.config import SimConfig
-from livescale.sim.poison import Poison
-from livescale.stages import stage_name
-from livescale.types import Outcome, RequestId, WorkerRef
+from livescale.values.stages import stage_name
+from livescale.values.types import Outcome, RequestId, WorkerRef
 
 
 class RequestChecker:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from livescale.messages.commands import AnyCommand, Resume, StartHolding
 from livescale.messages.events import AnyEvent, ModelAdded, ModelChanged
-from livescale.policies import LinePolicy, ModelPolicy, ScalingPolicy
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
+from livescale.values.policies import LinePolicy, ModelPolicy, ScalingPolicy
 
 
 class StageTotalChecker:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from livescale.control.fleet import Fleet
+from livescale.control.state.fleet import Fleet
 from livescale.messages import commands, events
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import PROGRESS
-from livescale.types import HoldingId, InstanceId, InstanceState, Value, WorkerRef
+from livescale.values.types import HoldingId, InstanceId, InstanceState, Value, WorkerRef
 
 _Cause = type[Value]
 

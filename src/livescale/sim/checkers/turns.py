@@ -10,7 +10,7 @@ from livescale.sim.checkers.answers import AnswerChecker
 from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
-from livescale.types import Outcome, RequestId
+from livescale.values.types import Outcome, RequestId
 
 _Pair = tuple[str, str, str]
 """A model, a client that waits for it, and one that was served meanwhile."""

@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 
 from livescale.messages.epochs import Fenced
 from livescale.messages.events import AnyEvent, InstanceReported, LayerArrived
-from livescale.sim.clock import Action, Clock
-from livescale.sim.config import SimConfig
+from livescale.sim.base.clock import Action, Clock
+from livescale.sim.base.config import SimConfig
 
 Message = TypeVar("Message")
 _SENT_AGAIN_NS = 50_000_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from livescale.chunks import ChunkGrid, ChunkRange
+from livescale.values.chunks import ChunkGrid, ChunkRange
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from livescale.chunks import ChunkGrid, Feed
 from livescale.clusters.topology import LinkUse
 from livescale.member import inputs
-from livescale.sim.clock import Action
+from livescale.sim.base.clock import Action
 from livescale.sim.links.feeding import LayerPiece, bytes_in, lowest
-from livescale.types import PlanId, WorkerRef
+from livescale.values.chunks import ChunkGrid, Feed
+from livescale.values.types import PlanId, WorkerRef
 
 HoldingKey = tuple[WorkerRef, str, int]
 NANO = 1_000_000_000

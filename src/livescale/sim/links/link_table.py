@@ -6,7 +6,7 @@ from livescale.clusters.topology import Direction, LinkKind, LinkUse, Topology
 from livescale.control.multicast.fabric import Fabric
 from livescale.sim.checkers.invariants import require
 from livescale.sim.links.flows import NANO, SimLink
-from livescale.types import FromStorage, Upstream, WorkerRef
+from livescale.values.types import FromStorage, Upstream, WorkerRef
 
 #: kinds of which a hop crosses two; the sender's counts
 _TWO_ENDED = (LinkKind.NIC, LinkKind.SPINE, LinkKind.GROUP)

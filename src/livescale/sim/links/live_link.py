@@ -12,12 +12,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from livescale.batching.live_messages import Handover, KvLayer, Taken
+from livescale.batching.contract.live_messages import Handover, KvLayer, Taken
 from livescale.member.effects import TellPeer
 from livescale.member.inputs import MemberInput, PeerLost, PeerSent, RankLayers
-from livescale.sim.clock import Clock
+from livescale.sim.base.clock import Clock
 from livescale.sim.links.serving_traffic import ServingTraffic
-from livescale.types import WorkerRef
+from livescale.values.types import WorkerRef
 
 Put = Callable[[MemberInput], None]
 """What hands a worker its inputs."""

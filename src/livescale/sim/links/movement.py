@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from livescale.clusters.topology import Topology
-from livescale.sim.clock import Clock
+from livescale.sim.base.clock import Clock
 from livescale.sim.links.feeding import LayerPiece
 from livescale.sim.links.flows import (
     Feeder,
@@ -24,7 +24,7 @@ from livescale.sim.links.link_table import SimLinks
 from livescale.sim.links.sender_stock import SenderStock, Supply
 from livescale.sim.links.serving_traffic import ServingTraffic
 from livescale.sim.links.sharing import Sharing
-from livescale.types import WorkerRef
+from livescale.values.types import WorkerRef
 
 
 class Movement:

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd
 
-from livescale.chunks import ChunkGrid
 from livescale.sim.links.feeding import LayerPiece, bytes_in, lowest
 from livescale.sim.links.flows import NANO, Feeder, HoldingKey, SimFlow, SimHolding, SimReception
+from livescale.values.chunks import ChunkGrid
 
 
 @dataclass(frozen=True, slots=True)

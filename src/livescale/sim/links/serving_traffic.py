@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from livescale.sim.clock import Action, Clock
+from livescale.sim.base.clock import Action, Clock
 from livescale.sim.links.flows import ServingFlow, SimLink
 from livescale.sim.links.link_table import SimLinks
 from livescale.sim.links.sharing import Sharing
-from livescale.types import FromWorker, WorkerRef
+from livescale.values.types import FromWorker, WorkerRef
 
 
 class ServingTraffic:

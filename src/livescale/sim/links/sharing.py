@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Iterable, Mapping
 
 from livescale.control.multicast.fabric import UNLIMITED
-from livescale.sim.config import EQUAL
+from livescale.sim.base.config import EQUAL
 from livescale.sim.links.flows import Flow, ServingFlow, SimLink
 from livescale.sim.links.link_table import check_rates
 

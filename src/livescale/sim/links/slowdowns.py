@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from livescale.member.inputs import FeedEnded
-from livescale.sim.clock import Clock
+from livescale.sim.base.clock import Clock
 from livescale.sim.links.flows import SimFlow
 from livescale.sim.links.movement import Movement
-from livescale.types import FromWorker, WorkerRef
+from livescale.values.types import FromWorker, WorkerRef
 
 
 class Slowdowns:

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from livescale.chunks import ChunkGrid, Feed
 from livescale.clusters.topology import Topology
 from livescale.member import inputs
-from livescale.sim.clock import Clock
-from livescale.sim.config import SERVING_FIRST
+from livescale.sim.base.clock import Clock
+from livescale.sim.base.config import SERVING_FIRST
 from livescale.sim.links.feeding import LayerPiece, all_chunks, bytes_in, pieces_of
 from livescale.sim.links.flows import HoldingKey, SimFlow, SimHolding, SimReception
 from livescale.sim.links.movement import Movement
 from livescale.sim.links.slowdowns import Slowdowns
-from livescale.types import FromWorker, PlanId, WorkerRef
+from livescale.values.chunks import ChunkGrid, Feed
+from livescale.values.types import FromWorker, PlanId, WorkerRef
 
 _CORRUPT_MAX = 2
 """A feed that brought a layer wrong so many times fails, as in the real reception."""

@@ -13,15 +13,15 @@ from functools import partial
 
 import msgspec
 
-from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.live_messages import Handover, KvLayer, LiveMessage
-from livescale.batching.live_order import LIVE_ORDERS
-from livescale.batching.run import EmittedTokens, Run, Segment, SequenceSpec
-from livescale.routes import Partner
-from livescale.sim.clock import COMMIT_PRIORITY, Action, Clock
-from livescale.types import LayerSpan, SamplingParams, WorkerRef
+from livescale.batching.contract.live_messages import Handover, KvLayer, LiveMessage
+from livescale.batching.contract.live_order import LIVE_ORDERS
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.batching.live.live_batcher import LiveBatcher
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import EmittedTokens, Run, Segment, SequenceSpec
+from livescale.sim.base.clock import COMMIT_PRIORITY, Action, Clock
+from livescale.values.routes import Partner
+from livescale.values.types import LayerSpan, SamplingParams, WorkerRef
 
 _NS_PER_S = 1_000_000_000
 _SOURCE, _TARGET = WorkerRef(0), WorkerRef(1)

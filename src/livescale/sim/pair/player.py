@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from livescale.batching.live_order import LiveOrder, Progress
+from livescale.batching.contract.live_order import LiveOrder, Progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from livescale.common.errors import UserError
-from livescale.load.slo import TIME, exact_ns, percentile
+from livescale.config.slo import TIME, exact_ns, percentile
 from livescale.load.traces import TraceRow, upscale
-from livescale.sim.config import SimConfig
+from livescale.sim.base.config import SimConfig
 from livescale.sim.pools.runs import Loads, PoolRun, lead_ns, run_pool
-from livescale.types import Outcome, Value
+from livescale.values.types import Outcome, Value
 
 _NS_PER_S = 1_000_000_000
 

@@ -15,16 +15,16 @@ import msgspec
 
 from livescale.clusters.files import NamedTopology
 from livescale.common.settings import unknown
-from livescale.control.config import ControllerConfig
+from livescale.control.state.config import ControllerConfig
 from livescale.latency.accelerators import ACCELERATORS
 from livescale.latency.models import AnyLatency
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import EXECUTED, PRESETS
-from livescale.policies import Bounds, ModelPolicy, SloAim
-from livescale.sim.config import SimConfig
+from livescale.sim.base.config import SimConfig
 from livescale.sim.pools.limits import InstanceLimits, PooledModel, PoolError, limits_of
 from livescale.sim.pools.systems import System
-from livescale.types import ModelSpec, Value, WorkerRef
+from livescale.values.policies import Bounds, ModelPolicy, SloAim
+from livescale.values.types import ModelSpec, Value, WorkerRef
 
 MEMORY_PERCENT = 90
 """Of a device's memory, for parameters, KV and the reserve (the usual setting of engines)."""

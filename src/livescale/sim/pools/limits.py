@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from livescale.common.errors import UserError
-from livescale.policies import ROLES, RoleLimits
 from livescale.sim.pools.systems import System
-from livescale.types import Role, Value
+from livescale.values.policies import ROLES, RoleLimits
+from livescale.values.types import Role, Value
 
 
 class PoolError(UserError, ValueError):

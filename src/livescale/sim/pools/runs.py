@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from livescale.load.slo import RequestTiming
+from livescale.config.slo import RequestTiming
 from livescale.load.traces import TraceRow
-from livescale.placements import AllCopies, NoCopies
-from livescale.sim.config import SimConfig
-from livescale.sim.run_notes import SimResult
-from livescale.sim.simulate import simulate
+from livescale.sim.base.config import SimConfig
+from livescale.sim.base.run_notes import SimResult
+from livescale.sim.world.simulate import simulate
 from livescale.telemetry.history.reading import History, read_history
-from livescale.telemetry.record import read_record
-from livescale.types import Outcome
+from livescale.telemetry.record.record import read_record
+from livescale.values.placements import AllCopies, NoCopies
+from livescale.values.types import Outcome
 
 Loads = Mapping[str, Sequence[TraceRow]]
 _NS_PER_S = 1_000_000_000

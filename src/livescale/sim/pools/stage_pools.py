@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import msgspec
 
 from livescale.clusters.files import NamedTopology
-from livescale.control.config import ControllerConfig
+from livescale.control.state.config import ControllerConfig
 from livescale.latency.models import AnyLatency
 from livescale.latency.shapes import ExecutedModel
-from livescale.policies import ModelPolicy
-from livescale.sim.config import SimConfig
+from livescale.sim.base.config import SimConfig
 from livescale.sim.pools.limits import PoolError
 from livescale.sim.pools.stage_systems import StageSystem
-from livescale.types import SEQUENCES_MAX
+from livescale.values.policies import ModelPolicy
+from livescale.values.types import SEQUENCES_MAX
 
 ROW_BYTES = 8192
 """Of a token between stages, assumed: 4,096 numbers of 16 bits."""

@@ -12,9 +12,15 @@ from __future__ import annotations
 import msgspec
 
 from livescale.common.settings import unknown
-from livescale.placements import AllCopies, CacheCopies, KeyStageCopies, NoCopies, SpreadCopies
-from livescale.policies import Bounds, CoresModel, ScalingPolicy, StagesByQueue, StagesByRate
 from livescale.sim.pools.systems import System, UnknownSystem
+from livescale.values.placements import (
+    AllCopies,
+    CacheCopies,
+    KeyStageCopies,
+    NoCopies,
+    SpreadCopies,
+)
+from livescale.values.policies import Bounds, CoresModel, ScalingPolicy, StagesByQueue, StagesByRate
 
 _AHEAD_NS = 10_000_000_000
 """How far Cocktail's forecast looks: beyond a load of one stage from disk."""

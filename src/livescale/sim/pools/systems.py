@@ -14,15 +14,15 @@ from collections.abc import Mapping
 
 import msgspec
 
-from livescale.batching.live_batch import LiveLimits
-from livescale.bindings import Binding, EarlyBinding, LateBinding
+from livescale.batching.live.live_batch import LiveLimits
 from livescale.common.errors import UserError
-from livescale.control.config import ANY_PAIR
-from livescale.load.slo import TIME, exact_ns
-from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
-from livescale.policies import Bounds, SloAim
-from livescale.sim.config import EQUAL, SERVING_FIRST
-from livescale.types import SEQUENCES_MAX, Value
+from livescale.config.slo import TIME, exact_ns
+from livescale.control.state.config import ANY_PAIR
+from livescale.sim.base.config import EQUAL, SERVING_FIRST
+from livescale.values.bindings import Binding, EarlyBinding, LateBinding
+from livescale.values.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
+from livescale.values.policies import Bounds, SloAim
+from livescale.values.types import SEQUENCES_MAX, Value
 
 _NS_PER_S = 1_000_000_000
 _COUNT = re.compile(r"[1-9]\d{0,5}")

@@ -11,12 +11,12 @@ import random
 
 from msgspec.structs import replace
 
-from livescale.bindings import Binding, EarlyBinding, LateBinding
 from livescale.load.traces import TraceRow
-from livescale.placements import AllCopies, SpreadCopies
-from livescale.policies import Period
-from livescale.sim.config import HostStay, ModelChange, SimConfig
+from livescale.sim.base.config import HostStay, ModelChange, SimConfig
 from livescale.sim.swarm.worlds import MS, SwarmWorld, changed
+from livescale.values.bindings import Binding, EarlyBinding, LateBinding
+from livescale.values.placements import AllCopies, SpreadCopies
+from livescale.values.policies import Period
 
 _UNTIL_NS = 3_000 * MS
 _NARROW_SHARE = 0.04

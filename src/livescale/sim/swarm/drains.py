@@ -7,8 +7,8 @@ import random
 from msgspec.structs import replace
 
 from livescale.load.traces import TraceRow
-from livescale.policies import Bounds, ModelPolicy
 from livescale.sim.swarm.worlds import MS, SwarmWorld, changed
+from livescale.values.policies import Bounds, ModelPolicy
 
 _SPAN_NS = 4_000 * MS
 

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from livescale.clusters.topology import Device, Host, Leaf
 from livescale.latency.work import LinearLatency
 from livescale.load.traces import TraceRow
-from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
-from livescale.policies import ModelPolicy
-from livescale.sim.config import FaultConfig, SimConfig
+from livescale.sim.base.config import FaultConfig, SimConfig
 from livescale.sim.swarm.worlds import MIB, MS, SwarmWorld, changed, draw_rows, make_model
+from livescale.values.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
+from livescale.values.policies import ModelPolicy
 
 _RATE = 1 << 30
 

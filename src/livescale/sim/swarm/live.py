@@ -6,11 +6,11 @@ import random
 
 from msgspec.structs import replace
 
-from livescale.batching.live_batch import LiveLimits
-from livescale.control.config import ANY_PAIR, PairRule
+from livescale.batching.live.live_batch import LiveLimits
+from livescale.control.state.config import ANY_PAIR, PairRule
 from livescale.load.traces import TraceRow
-from livescale.policies import ModelPolicy
 from livescale.sim.swarm.worlds import MS, SwarmWorld, changed
+from livescale.values.policies import ModelPolicy
 
 _SPAN_NS = 6_000 * MS
 

@@ -8,10 +8,10 @@ import random
 
 from msgspec.structs import replace
 
-from livescale.policies import ModelPolicy, RoleLimits
-from livescale.sim.config import ModelChange
+from livescale.sim.base.config import ModelChange
 from livescale.sim.swarm.worlds import SwarmWorld, changed
-from livescale.types import Role
+from livescale.values.policies import ModelPolicy, RoleLimits
+from livescale.values.types import Role
 
 
 def with_roles(world: SwarmWorld) -> SwarmWorld:

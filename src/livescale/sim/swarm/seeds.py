@@ -12,9 +12,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import IO
 
+from livescale.sim.base.run_notes import SimResult
 from livescale.sim.checkers.errors import UnexplainedFailure
-from livescale.sim.run_notes import SimResult
-from livescale.sim.simulate import simulate
 from livescale.sim.swarm import additions
 from livescale.sim.swarm.drains import with_drains
 from livescale.sim.swarm.fabrics import with_fabric
@@ -24,7 +23,8 @@ from livescale.sim.swarm.stage_cores import with_cores
 from livescale.sim.swarm.stages import with_stages
 from livescale.sim.swarm.teams import with_teams
 from livescale.sim.swarm.worlds import SwarmWorld, draw_flat_world
-from livescale.types import Outcome
+from livescale.sim.world.simulate import simulate
+from livescale.values.types import Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from livescale.clusters.topology import Device
 from livescale.latency.work import LinearLatency, RunWork
 from livescale.load.traces import TraceRow
-from livescale.policies import CoresModel, ModelPolicy, StagesByQueue
-from livescale.sim.config import ModelChange, SimConfig
+from livescale.sim.base.config import ModelChange, SimConfig
 from livescale.sim.swarm.worlds import SwarmWorld, changed
+from livescale.values.policies import CoresModel, ModelPolicy, StagesByQueue
 
 _TOKENS = 128
 _WORKERS_MIN = 9

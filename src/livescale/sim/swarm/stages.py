@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from livescale.placements import KeyStageCopies
-from livescale.policies import ModelPolicy, ScalingPolicy, StagesByQueue
-from livescale.sim.config import ModelChange, SimConfig
+from livescale.sim.base.config import ModelChange, SimConfig
 from livescale.sim.swarm.worlds import MS, SwarmWorld, changed
-from livescale.stages import even_stages, stage_specs
-from livescale.types import ModelSpec
+from livescale.values.placements import KeyStageCopies
+from livescale.values.policies import ModelPolicy, ScalingPolicy, StagesByQueue
+from livescale.values.stages import even_stages, stage_specs
+from livescale.values.types import ModelSpec
 
 
 def with_stages(world: SwarmWorld) -> SwarmWorld:

@@ -6,14 +6,14 @@ import random
 
 from msgspec.structs import replace
 
-from livescale.batching.live_batch import TEAM_ENDS
-from livescale.bindings import LateBinding
+from livescale.batching.live.live_batch import TEAM_ENDS
 from livescale.latency.work import LinearLatency
 from livescale.load.traces import TraceRow
-from livescale.policies import ModelPolicy
-from livescale.sim.config import ModelChange
+from livescale.sim.base.config import ModelChange
 from livescale.sim.swarm.live import with_long_loads
 from livescale.sim.swarm.worlds import MIB, MS, SwarmWorld, make_device, make_model
+from livescale.values.bindings import LateBinding
+from livescale.values.policies import ModelPolicy
 
 
 def with_teams(world: SwarmWorld) -> SwarmWorld:

@@ -14,13 +14,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from livescale.clusters.topology import Device, Host
-from livescale.control.config import ControllerConfig
+from livescale.control.state.config import ControllerConfig
 from livescale.latency.work import LinearLatency
 from livescale.load.traces import TraceRow
-from livescale.placements import AllCopies, CacheCopies, NoCopies, SpreadCopies
-from livescale.policies import Bounds, ModelPolicy, SloAim, TargetOngoing
-from livescale.sim.config import FaultConfig, ModelChange, SimConfig
-from livescale.types import ModelSpec
+from livescale.sim.base.config import FaultConfig, ModelChange, SimConfig
+from livescale.values.placements import AllCopies, CacheCopies, NoCopies, SpreadCopies
+from livescale.values.policies import Bounds, ModelPolicy, SloAim, TargetOngoing
+from livescale.values.types import ModelSpec
 
 MS = 1_000_000
 MIB = 1 << 20

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from livescale.messages.commands import AnyCommand, ScaleDecided
 from livescale.messages.events import AnyEvent
 from livescale.telemetry.history.holdings import HoldingHistory, InstanceHistory
-from livescale.types import RequestId, WorkerRef
+from livescale.values.types import RequestId, WorkerRef
 
 
 @dataclass(frozen=True, slots=True)

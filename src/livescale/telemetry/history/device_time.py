@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from livescale.telemetry.history.holdings import HoldingHistory
 from livescale.telemetry.history.reading import History
-from livescale.types import InstanceState
+from livescale.values.types import InstanceState
 
 
 class DeviceUse(enum.IntEnum):

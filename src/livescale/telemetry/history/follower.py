@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from livescale.control.config import ControllerConfig
+from livescale.control.state.config import ControllerConfig
 from livescale.messages import commands, events
-from livescale.policies import ModelPolicy
 from livescale.telemetry.history import changes
 from livescale.telemetry.history.holdings import Ending, HoldingHistory, InstanceHistory
 from livescale.telemetry.history.requests import RequestsFollowed
-from livescale.types import HoldingId, InstanceId, InstanceState, WorkerRef
+from livescale.values.policies import ModelPolicy
+from livescale.values.types import HoldingId, InstanceId, InstanceState, WorkerRef
 
 _Joined = events.WorkerJoined | events.AgentJoined
 

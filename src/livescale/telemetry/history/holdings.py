@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import msgspec
 
-from livescale.chunks import Feed
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import BatchTaken, HoldingReport, KvTaken, StageCounts
-from livescale.routes import Duty
-from livescale.types import HoldingId, InstanceId, InstanceState, Role, WorkerRef
+from livescale.values.chunks import Feed
+from livescale.values.routes import Duty
+from livescale.values.types import HoldingId, InstanceId, InstanceState, Role, WorkerRef
 
 Kind = TypeVar("Kind")
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from livescale.messages.events import CapacityMeasured
-from livescale.policies import ModelPolicy
 from livescale.telemetry.history.changes import (
     Change,
     HoldingBegun,
@@ -17,8 +16,9 @@ from livescale.telemetry.history.changes import (
 )
 from livescale.telemetry.history.follower import Follower
 from livescale.telemetry.history.holdings import HoldingHistory, InstanceHistory
-from livescale.telemetry.record import AnyLine, RequestLine, RunLine, StepLine
-from livescale.types import InstanceId
+from livescale.telemetry.record.record import AnyLine, RequestLine, RunLine, StepLine
+from livescale.values.policies import ModelPolicy
+from livescale.values.types import InstanceId
 
 CONTROLLER = "controller"
 

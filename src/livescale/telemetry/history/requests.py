@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from livescale.messages import commands, events
-from livescale.types import RequestId, WorkerRef
+from livescale.values.types import RequestId, WorkerRef
 
 
 class RequestsFollowed:

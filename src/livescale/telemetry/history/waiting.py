@@ -13,8 +13,8 @@ from itertools import accumulate, pairwise
 
 from livescale.telemetry.history.device_time import DeviceStretch, DeviceUse, device_stretches
 from livescale.telemetry.history.reading import History
-from livescale.telemetry.record import RequestLine
-from livescale.types import InstanceState
+from livescale.telemetry.record.record import RequestLine
+from livescale.values.types import InstanceState
 
 SLOWEST_PERCENT = 5
 

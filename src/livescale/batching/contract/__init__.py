@@ -1,0 +1,1 @@
+"""What a batcher is asked and answers, and the messages between instances."""

@@ -1,0 +1,1 @@
+"""Instances of which each has a part of the layers: stages, teams, and visitors among them."""

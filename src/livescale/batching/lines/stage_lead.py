@@ -1,0 +1,317 @@
+"""A leader's side of a pipeline: its requests go through one instance of each later stage.
+
+All members keep as many blocks, by the same numbers, so the leader's Batcher counts with one pool.
+A request keeps its way, which is where its KV lies: it is chosen when the request comes, by how
+many others go there. A Run has requests of one way only, and so has what the prefix index shares.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from livescale.batching.contract.visit_messages import Lead, Quota, Stop, Visit
+from livescale.batching.lines.visit_lead import as_sent
+from livescale.batching.runs.batcher import Batcher, BatcherConfig
+from livescale.batching.runs.run import EmittedTokens, Run, Segment, SequenceSpec
+from livescale.batching.runs.sequence import SequenceState
+from livescale.messages.events import InstanceReported
+from livescale.values.routes import Partner, Pipeline
+from livescale.values.types import InstanceId, LayerSpan, RequestId
+
+Way = tuple[Stop, ...]
+_RUNS_MAX = 1 << 16
+"""Each way has its own bound."""
+
+
+@dataclass(slots=True)
+class _Led:
+    """A request as it came, and the way that it goes."""
+
+    spec: SequenceSpec
+    way: Way
+
+
+@dataclass(slots=True)
+class StageLead:
+    """Requests of the instance at `home`. `config` bounds that instance alone, `span` is its own.
+
+    `stages` are those of the pipeline as it is now. It is `is_ending` when it gets no further
+    requests.
+    """
+
+    lead: Lead
+    home: Partner
+    config: BatcherConfig
+    span: LayerSpan
+    stages: tuple[tuple[Stop, ...], ...] = ()
+    is_ending: bool = False
+    shares: int = 1
+    #: since when an answer is waited for (None: since the next look at the clock)
+    since_ns: int | None = None
+    #: when each stage has a member that has granted its blocks
+    batcher: Batcher | None = None
+    #: members that were left out: what is on its way through them comes back still
+    _leaving: dict[InstanceId, Partner] = field(default_factory=dict)
+    _quotas: dict[InstanceId, int] = field(default_factory=dict)
+    _stays: dict[InstanceId, int] = field(default_factory=dict)
+    _led: dict[tuple[RequestId, int], _Led] = field(default_factory=dict)
+    #: before each stage has a member that has granted its blocks, or while one lacks
+    _early: dict[RequestId, SequenceSpec] = field(default_factory=dict)
+    _flying: dict[int, tuple[Run, Way]] = field(default_factory=dict)
+
+    # -- members --------------------------------------------------------------------------------
+
+    def follow(self, pipeline: Pipeline) -> list[Partner]:
+        """These are its members from now on. Requests that go through others end there. Returns
+        those whose stay begins."""
+        before, self.shares = self.partners(), pipeline.shares
+        self.stages = tuple(
+            tuple(Stop(member.partner, member.span) for member in stage)
+            for stage in pipeline.stages
+        )
+        now = self.partners()
+        new = [i for i in now if i not in before and i not in self._leaving]
+        self._stays |= {i: self.stay(i) + 1 for i in new}
+        self._leaving |= {i: partner for i, partner in before.items() if i not in now}
+        for instance in now:
+            self._leaving.pop(instance, None)
+        return [now[i] for i in new]
+
+    def stay(self, instance: InstanceId) -> int:
+        """How many times it has become a member."""
+        return self._stays.get(instance, 0)
+
+    def partners(self) -> dict[InstanceId, Partner]:
+        """Its members, but for those that leave."""
+        return {stop.partner.instance: stop.partner for stage in self.stages for stop in stage}
+
+    def everyone(self) -> dict[InstanceId, Partner]:
+        """Its members, and those that leave: something may be on its way through them."""
+        return self._leaving | self.partners()
+
+    def take_left(self) -> list[Partner]:
+        """Members that were left out and that nothing goes through any more."""
+        used = {stop.partner.instance for led in self._led.values() for stop in led.way}
+        used |= {stop.partner.instance for _, way in self._flying.values() for stop in way}
+        left = [partner for i, partner in self._leaving.items() if i not in used]
+        for partner in left:
+            del self._leaving[partner.instance]
+            self._quotas.pop(partner.instance, None)
+        return left
+
+    def segments_of(self, number: int) -> Sequence[Segment]:
+        """Of a Run in flight (none: it is not known)."""
+        run, _ = self._flying.get(number, (None, ()))
+        return () if run is None else run.segments
+
+    def granted(self, quota: Quota) -> list[SequenceSpec]:
+        """A member keeps blocks for what is decided here. Returns requests that these can never
+        hold."""
+        # The first stay's blocks may be kept before the leader is known to know of the member.
+        stay = self.stay(quota.member)
+        is_of_now = quota.stay == stay or (quota.stay == 0 and stay == 1)
+        if quota.member not in self.partners() or not is_of_now:
+            return []
+        self._quotas[quota.member] = quota.blocks
+        if self.batcher is None and all(map(self._granted, self.stages)):
+            blocks = min(self._quotas.values())
+            config = replace(self.config, kv_blocks=blocks)
+            self.batcher = Batcher(config, self.span, runs_max=_RUNS_MAX, pick=self._pick)
+        if not self._ways():
+            return []
+        return [spec for spec in self.take_early() if not self.add(spec)]
+
+    def take_early(self) -> list[SequenceSpec]:
+        """Requests that wait for a way: none does any more."""
+        early, self._early = [*self._early.values()], {}
+        return early
+
+    def lost(self, instance: InstanceId) -> list[tuple[RequestId, int]]:
+        """The member is gone: what had KV there is forgotten, and runs elsewhere. Between two
+        Runs."""
+        self._quotas.pop(instance, None)
+        self._leaving.pop(instance, None)
+        self.stages = tuple(
+            tuple(stop for stop in stage if stop.partner.instance != instance)
+            for stage in self.stages
+        )
+        gone = [pair for pair, led in self._led.items() if _goes_by(led.way, instance)]
+        for number, (run, way) in [*self._flying.items()]:
+            if _goes_by(way, instance):
+                self._forget(number, run)
+        for request, attempt in gone:
+            self.cancel(request, attempt)
+        return gone
+
+    @property
+    def is_waiting(self) -> bool:
+        """For the end of a Run."""
+        return bool(self._flying)
+
+    @property
+    def ahead_max(self) -> int:
+        """Runs that one may wait for, itself included, on its way."""
+        return len(self.stages) * (len(self.stages) + 1) * self.shares
+
+    def suspects(self) -> list[InstanceId]:
+        """Members that the longest Run on its way goes through."""
+        way = next(iter(self._flying.values()))[1] if self._flying else ()
+        return [stop.partner.instance for stop in way if stop.partner != self.home]
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def add(self, spec: SequenceSpec) -> bool:
+        """Accept a request that the instance could run. False if the quotas can never hold it."""
+        ways = self._ways()
+        if self.batcher is None or not ways:
+            self._early[spec.request] = spec
+            return True
+        uses = Counter(led.way for led in self._led.values())
+        way = min(ways, key=lambda way: (uses[way], [stop.partner for stop in way]))
+        # KV of an earlier stay is gone: nothing of it may be found.
+        members = [stop.partner.instance for stop in way]
+        through = ",".join(f"{instance}.{self.stay(instance)}" for instance in members)
+        try:
+            self.batcher.add(replace(spec, cache_salt=f"{spec.cache_salt}@{through}"))
+        except ValueError:
+            return False
+        self._led[spec.request, spec.attempt] = _Led(spec, way)
+        return True
+
+    def is_too_long(self, spec: SequenceSpec) -> bool:
+        """The quotas can never hold it."""
+        if self.batcher is None:
+            return False
+        tokens_max = len(spec.prompt_ids) + spec.sampling.output_tokens_max - 1
+        return tokens_max > self.batcher.tokens_held_max()
+
+    def cancel(self, request: RequestId, attempt: int) -> bool:
+        early = self._early.get(request)
+        if early is not None and early.attempt == attempt:
+            del self._early[request]
+            return True
+        self._led.pop((request, attempt), None)
+        return self.batcher is not None and self.batcher.cancel(request, attempt)
+
+    def requests(self) -> list[tuple[RequestId, int]]:
+        early = [(spec.request, spec.attempt) for spec in self._early.values()]
+        return early if self.batcher is None else [*self.batcher.requests(), *early]
+
+    @property
+    def has_work(self) -> bool:
+        """There are requests, or Runs on their way."""
+        is_busy = self.batcher is not None and self.batcher.has_work
+        return bool(self._early or self._flying) or is_busy
+
+    @property
+    def blocks(self) -> int:
+        """As many as every member has granted; 0 before all have."""
+        return 0 if self.batcher is None else self.batcher.config.kv_blocks
+
+    def report(self) -> InstanceReported:
+        """What the requests here are to the instance that leads."""
+        early = self._early.values()
+        early_tokens = sum(len(s.prompt_ids) + len(s.generated_ids) for s in early)
+        if self.batcher is not None:
+            own = self.batcher.report(self.home.instance, 0)
+            queued = own.queued_prefill_tokens + early_tokens
+            return msgspec.structs.replace(own, queued_prefill_tokens=queued)
+        return InstanceReported(
+            instance=self.home.instance,
+            started=(),
+            running=0,
+            queued_prefill_tokens=early_tokens,
+            kv_blocks_used=0,
+            kv_blocks=0,
+            emitted_tokens=0,
+        )
+
+    def take_all(self) -> list[tuple[RequestId, int]]:
+        """Nothing is here any more: what was."""
+        found = self.requests()
+        for number, (run, _) in [*self._flying.items()]:
+            self._forget(number, run)
+        for request, attempt in found:
+            self.cancel(request, attempt)
+        return found
+
+    # -- Runs -----------------------------------------------------------------------------------
+
+    def next(self, number: int) -> Visit | None:
+        """The next Run, with this number, as a visit of the first member; None when nothing more
+        could run now."""
+        batcher = self.batcher
+        run = batcher.next() if batcher is not None else None
+        if run is None:
+            return None
+        first = run.segments[0]
+        way = self._led[first.request, first.attempt].way
+        if not self._flying:
+            self.since_ns = None
+        self._flying[number] = run, way
+        return Visit(self.lead, self.home, number, way, tuple(map(as_sent, run.segments)))
+
+    def visited(self, number: int, token_ids: Sequence[int]) -> list[EmittedTokens]:
+        """The Run has gone all the way. Tokens of a Run that is not known are left out."""
+        run, _ = self._flying.get(number, (None, ()))
+        if run is None or self.batcher is None:
+            return []
+        if len(token_ids) != sum(segment.samples for segment in run.segments):
+            return []
+        del self._flying[number]
+        self.since_ns = None
+        emitted = self.batcher.done(run, [[token_id] for token_id in token_ids])
+        for one in emitted:
+            if one.finish_reason is not None:
+                self._led.pop((one.request, one.attempt), None)
+        return emitted
+
+    def validate(self) -> None:
+        """Raises AssertionError."""
+        if self.batcher is not None:
+            self.batcher.validate()
+            assert self._led.keys() == {*self.batcher.requests()}, f"{self._led} are not led"
+
+    # -- helpers, in the order used -------------------------------------------------------------
+
+    def _granted(self, stage: Sequence[Stop]) -> list[Stop]:
+        """Members that have as many blocks as the Batcher counts with."""
+        return [s for s in stage if self._quotas.get(s.partner.instance, 0) >= max(self.blocks, 1)]
+
+    def _ways(self) -> list[Way]:
+        """Each member is on one of them at least. (All that could be would leave few requests for
+        each, and so for each Run.)"""
+        stages = [self._granted(stage) for stage in self.stages]
+        if not stages or not all(stages):
+            return []
+        count = max(map(len, stages))
+        return [tuple(stage[n % len(stage)] for stage in stages) for n in range(count)]
+
+    def _pick(self, ready: Sequence[SequenceState]) -> Sequence[SequenceState]:
+        """Of the way that has the fewest Runs in flight, the longest waiting of equal ones: as many
+        as make all of its Runs alike."""
+        flying = Counter(way for _, way in self._flying.values())
+        totals = Counter(led.way for led in self._led.values())
+        by_way: dict[Way, list[SequenceState]] = {}
+        for sequence in ready:
+            way = self._led[sequence.spec.request, sequence.spec.attempt].way
+            by_way.setdefault(way, []).append(sequence)
+        open_ways = [way for way in by_way if flying[way] <= len(way)]
+        if not open_ways:
+            return ()
+        way = min(open_ways, key=lambda way: flying[way])
+        return by_way[way][: -(-totals[way] // (len(way) + 1))]
+
+    def _forget(self, number: int, run: Run) -> None:
+        """The Run does not come back."""
+        for segment in run.segments:
+            self.cancel(segment.request, segment.attempt)
+        self.visited(number, (0,) * sum(segment.samples for segment in run.segments))
+
+
+def _goes_by(way: Way, instance: InstanceId) -> bool:
+    return any(stop.partner.instance == instance for stop in way)

@@ -1,0 +1,1 @@
+"""Two instances share the layers of one while it loads; KV moves between any two."""

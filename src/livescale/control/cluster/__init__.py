@@ -1,0 +1,1 @@
+"""Members and hosts that join, leave and are lost; leases."""

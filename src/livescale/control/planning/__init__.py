@@ -1,0 +1,1 @@
+"""Who can send a model to whom: plans, loads under way, copies, spares."""

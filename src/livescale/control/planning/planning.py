@@ -1,0 +1,274 @@
+"""From a wish for copies to a plan: who can send, what the links are used for, which ids.
+
+The bridge between what the controller knows (fleet, pool, loads, topology) and the planner, which
+knows only values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from livescale.clusters.topology import LinkUse, Topology
+from livescale.control.multicast.fabric import Fabric
+from livescale.control.multicast.planner import HOST_ONLY, PlanError, make_plan
+from livescale.control.multicast.request import PlanRequest, Source
+from livescale.control.planning.known_cluster import KnownCluster
+from livescale.control.planning.loads import Loads
+from livescale.control.state.config import ControllerConfig
+from livescale.control.state.fleet import Fleet
+from livescale.control.state.holdings import Copy
+from livescale.control.state.model_state import ModelState
+from livescale.control.state.pool import ParameterPool
+from livescale.messages.plans import ScalePlan
+from livescale.values.placements import CacheCopies, KeyStageCopies
+from livescale.values.types import FromWorker, WorkerRef
+
+_IDS_PER_EPOCH = 1_000_000
+
+
+class Planning:
+    """Makes plans for the cluster as it is known. Orders nothing."""
+
+    def __init__(
+        self, config: ControllerConfig, fleet: Fleet, pool: ParameterPool, loads: Loads
+    ) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._pool = pool
+        self._loads = loads
+        self._last_id = config.epoch * _IDS_PER_EPOCH
+        #: the shape of what plans are made for
+        self.cluster = KnownCluster(config, fleet)
+        #: by model: what stood when its next load was predicted, and how long that should take
+        self._load_ns: dict[str, tuple[tuple[int, tuple[bool, ...]], int | None]] = {}
+
+    @property
+    def topology(self) -> Topology:
+        return self.cluster.topology
+
+    # -- plans --------------------------------------------------------------------------------
+
+    @property
+    def last_id(self) -> int:
+        """The newest id of an instance or a plan."""
+        return self._last_id
+
+    def next_id(self) -> int:
+        """An id for an instance or a plan, never used before."""
+        self._last_id += 1
+        return self._last_id
+
+    def plan_instances(
+        self,
+        state: ModelState,
+        count: int,
+        spare: tuple[WorkerRef, ...],
+        targets: tuple[tuple[WorkerRef, ...], ...] | None,
+        strategy: str | None = None,
+    ) -> ScalePlan | None:
+        """`count` new instances on some of the workers `spare` (or on `targets`), by the configured
+        strategy or this one. None if there is no way."""
+        request = self._request_of_instances(state, self.next_id(), count, spare, targets)
+        return self._plan(request, strategy or self._config.multicast)
+
+    def load_ns(self, state: ModelState) -> int | None:
+        """How long one more load to an instance should take now: as planned, and as much more or
+        less as the last one took. Without a worker for it, what was predicted last. None: not
+        known.
+
+        Predictions are kept until an instance moves, or other copies are there or whole.
+        """
+        model = state.spec.name
+        copies = tuple(copy.is_complete for copy in self._pool.copies(model))
+        stand = self._fleet.version, copies
+        known = self._load_ns.get(model)
+        if known is None or known[0] != stand:
+            spare = self._targets(state)
+            request = self._request_of_instances(state, self._last_id, 1, spare, None)
+            plan = self._plan(request, self._config.multicast)
+            predicted_ns = plan.predicted_ns if plan is not None else known and known[1]
+            known = self._load_ns[model] = stand, predicted_ns
+        if known[1] is None:
+            return None
+        return max(known[1] + state.load_error_ns, 0)
+
+    def forget_model(self, model: str) -> None:
+        """The model leaves the pool."""
+        self._load_ns.pop(model, None)
+
+    def _targets(self, state: ModelState) -> tuple[WorkerRef, ...]:
+        """Workers that an instance may come to: those that hold nothing, and where these are too
+        few, those with warm spares."""
+        records = self._fleet.idle(state.spec.size_bytes, engines=not state.is_divided)
+        idle = [record.ref for record in records]
+        empty = [worker for worker in idle if not self._pool.holds_any(worker)]
+        return tuple(empty if len(empty) >= state.spec.tp_size else idle)
+
+    def _request_of_instances(
+        self,
+        state: ModelState,
+        number: int,
+        count: int,
+        spare: tuple[WorkerRef, ...],
+        targets: tuple[tuple[WorkerRef, ...], ...] | None,
+    ) -> PlanRequest:
+        # Engines pass nothing.
+        workers = [worker for ranks in targets for worker in ranks] if targets else spare
+        has_partners = not all(map(self._fleet.is_engine, workers)) if workers else True
+        return msgspec.structs.replace(
+            self._request(state, number, count, self.sources(state), spare, targets),
+            is_live=self._config.live_order != "stop-the-world",
+            in_teams=has_partners and self._config.teams is not None,
+            # Files of which the last load failed are not read again while there is a copy.
+            has_storage=not (state.load_failures.in_a_row and self.has_copy(state)),
+        )
+
+    def plan_guests(self, state: ModelState, agents: Sequence[WorkerRef]) -> ScalePlan | None:
+        """Copies of a model of one rank in the memory of guests, all by one plan, from wherever it
+        is in memory, other guests' included, else from storage. None if there is no way."""
+        targets = tuple((agent,) for agent in agents)
+        sources = tuple(self._source(copy) for copy in self._in_unit(state))
+        number = self.next_id()
+        request = self._request(state, number, len(targets), sources, (), targets)
+        return self._plan(msgspec.structs.replace(request, is_cache_local=False), "auto")
+
+    def plan_copy(self, state: ModelState, agent: WorkerRef, rank: int) -> ScalePlan | None:
+        """One rank of a copy in the memory of the agent's host: from wherever it is in memory,
+        else from storage. What is kept of what the host's own devices read comes from there, so
+        that storage is read once; other systems without multicast know storage only. None if there
+        is no way."""
+        copies = [self._source(copy) for copy in self._in_unit(state)]
+        own = [s for s in copies if self._is_of_host(s.workers[rank], agent)]
+        keeps_own = isinstance(self._config.placement, CacheCopies | KeyStageCopies)
+        if self._is_cache_local() or (keeps_own and own):
+            copies = own
+        elif self._config.multicast in (*HOST_ONLY, "storage"):
+            copies = []
+        sources = tuple(
+            Source((source.workers[rank],), source.is_loading, source.readers)
+            for source in copies
+            if source.workers[rank] != agent
+        )
+        request = msgspec.structs.replace(
+            self._request(state, self.next_id(), 1, sources, (), ((agent,),)), tp_size=1
+        )
+        return self._plan(request, "auto")
+
+    def _is_cache_local(self) -> bool:
+        """Host memory is for the host's own devices: always in a cache, and for key stages where
+        there is no multicast."""
+        placement = self._config.placement
+        if isinstance(placement, KeyStageCopies):
+            return self._config.multicast in HOST_ONLY
+        return isinstance(placement, CacheCopies)
+
+    def _is_of_host(self, worker: WorkerRef, agent: WorkerRef) -> bool:
+        topology = self.topology
+        return not worker.is_agent and topology.host_of(worker) == topology.host_of(agent)
+
+    def sources(self, state: ModelState) -> tuple[Source, ...]:
+        """All copies, complete or arriving; the planner chooses among them. Warm spares on workers
+        of no instance come first: their links are idle. Systems without multicast know less: there
+        host memory feeds devices, or nothing does."""
+        found = self._readable(state)
+        idle = self._pool.idle_spares(state.spec.name)
+        if idle:
+            found.sort(key=lambda copy: copy not in idle)
+        return tuple(self._source(copy) for copy in found)
+
+    def _readable(self, state: ModelState) -> list[Copy]:
+        """Copies that instances may be loaded from, in the order of their holders."""
+        if self._config.multicast == "storage":
+            return []
+        found = self._in_unit(state)
+        if self._config.multicast in HOST_ONLY:
+            return [copy for copy in found if copy.is_on_host]
+        return [c for c in found if not self._breaks_up(c)] if self._fleet.leaving else found
+
+    def _in_unit(self, state: ModelState) -> list[Copy]:
+        """Copies that are whole, or arrive in the unit that plans are made in now."""
+        found = self._pool.copies(state.spec.name)
+        unit = self._loads.chunk_bytes_of(state.spec.name)
+        if unit is None:
+            return found
+        return [
+            copy
+            for copy in found
+            if all(h.is_whole or h.order.chunk_bytes == unit for h in copy.ranks.values())
+        ]
+
+    def _chunk_bytes(self, state: ModelState) -> int:
+        """What fits all members; but as long as anything of the model is on its way, the unit of
+        that: chunks are passed on as they are numbered."""
+        return self._loads.chunk_bytes_of(state.spec.name) or self.cluster.chunk_bytes
+
+    def _breaks_up(self, copy: Copy) -> bool:
+        """A spare of several ranks, one of whose workers leaves: it cannot be used again, and goes
+        where a new instance takes another of its workers."""
+        is_several = copy.is_spare and len(copy.members) > 1
+        return is_several and self._fleet.is_leaving(copy.members)
+
+    def hosts_with_copy(self, model: str) -> dict[str, None]:
+        """The names of hosts whose memory has the model, and whose devices can read it there."""
+        agents = (copy.holder for copy in self._pool.host_copies(model))
+        hosts = (self.topology.agents[agent] for agent in agents if agent in self.topology.agents)
+        return {host.name: None for host in hosts if host.has_device_links}
+
+    def has_copy(self, state: ModelState) -> bool:
+        """There is a complete copy that instances can be loaded from."""
+        return any(copy.is_complete for copy in self._readable(state))
+
+    def _source(self, copy: Copy) -> Source:
+        readers = max(self._pool.reads.count(member) for member in copy.members)
+        if copy.is_on_host:
+            # All ranks leave it by one NIC, each as if others were reading, too.
+            readers += len(copy.members) - 1
+        return Source(copy.members, not copy.is_complete, readers)
+
+    def _request(
+        self,
+        state: ModelState,
+        number: int,
+        count: int,
+        sources: tuple[Source, ...],
+        spare: tuple[WorkerRef, ...],
+        targets: tuple[tuple[WorkerRef, ...], ...] | None,
+    ) -> PlanRequest:
+        return PlanRequest(
+            plan=number,
+            model=state.spec.name,
+            layer_bytes=state.spec.layer_bytes,
+            chunk_bytes=self._chunk_bytes(state),
+            instances=count,
+            sources=sources,
+            spare=spare,
+            targets=targets,
+            tp_size=state.spec.tp_size,
+            busy=self._serving_links(),
+            taken=self._loads.links(),
+            is_cache_local=self._is_cache_local(),
+        )
+
+    def _serving_links(self) -> tuple[LinkUse, ...]:
+        """Link directions that rows and KV cross: from instances that work live to those they
+        help, and from prefill instances to those where their requests decode."""
+        fabric = Fabric(self.topology)
+        for sender in self._fleet.instances.values():
+            partners = self._fleet.sources_of(sender) if sender.is_loading else ()
+            for partner in (*partners, *sender.duty.decodes_at):
+                if partner.worker in self.topology.devices:
+                    fabric.path(FromWorker(sender.worker), partner.worker)
+        return tuple(fabric.links)
+
+    def _plan(self, request: PlanRequest, strategy: str) -> ScalePlan | None:
+        """A plan that does not avoid serving traffic tells what meets that all the same."""
+        serving = request.busy
+        if not self._config.avoids_serving:
+            request = msgspec.structs.replace(request, busy=())
+        try:
+            plan = make_plan(request, self.topology, strategy)
+        except PlanError:
+            return None
+        return plan if request.busy == serving else plan.beside(serving)

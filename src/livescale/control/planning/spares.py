@@ -1,0 +1,248 @@
+"""Warm spares: parameters that stay on released devices until another model needs the memory.
+
+An instance that is released leaves its copy where it is. The next instance of the model on these
+workers loads nothing (`take_up`), and meanwhile the copy is one more holder for multicasts. A
+worker keeps as many models as its memory holds, also beside an instance; where there is no place
+for another one, the spares that are least worth keeping go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from livescale.control.planning.planning import Planning
+from livescale.control.state.config import ControllerConfig
+from livescale.control.state.fleet import Fleet
+from livescale.control.state.holdings import Copy
+from livescale.control.state.idle_workers import WorkerRecord
+from livescale.control.state.instance import Instance
+from livescale.control.state.model_state import ModelState
+from livescale.control.state.pool import ParameterPool
+from livescale.messages.commands import AnyCommand, DropHolding
+from livescale.values.types import WorkerRef
+
+# A link without a limit is the fastest.
+_UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """A place for a rank in a worker's memory: which spares go for it, and which stay beside it."""
+
+    worker: WorkerRef
+    offset_bytes: int
+    going: tuple[Copy, ...]
+    kept: tuple[Copy, ...]
+
+
+class Spares:
+    """Which copies are kept, which are used again, and which give way. Orders only drops."""
+
+    def __init__(
+        self, config: ControllerConfig, fleet: Fleet, pool: ParameterPool, planning: Planning
+    ) -> None:
+        self._keeping = config.warm_spares
+        self._fleet = fleet
+        self._pool = pool
+        self._planning = planning
+
+    def keeps(self, instance: Instance) -> bool:
+        """The instance's parameters stay when it is released."""
+        is_wanted = self._keeping != "off" and not self._pool.is_retired(instance.model)
+        return is_wanted and instance.copy.is_complete
+
+    def drop_unwanted(self) -> list[DropHolding]:
+        """Orders for spares of models that leave the pool (for all, if none are to be kept)."""
+        pool = self._pool
+        if self._keeping != "off" and not pool.has_retired():
+            return []
+        unwanted = [
+            copy for copy in pool.spares() if self._keeping == "off" or pool.is_retired(copy.model)
+        ]
+        # One after the other: the last one that is needed stays.
+        return [o for c in unwanted if pool.can_drop(c) for o in pool.drop(c, "not kept")]
+
+    def to_wake(self, state: ModelState, count: int) -> list[Copy]:
+        """At most so many spares that become instances of their model, of those whose workers are
+        in no instance: those that others read last, because these will serve on busy links; then
+        those that were used last."""
+        own = self._usable(state)[::-1]
+        own.sort(key=lambda copy: max(self._pool.reads.count(member) for member in copy.members))
+        return own[:count]
+
+    def to_load_ahead(self, wall_ns: int, states: Iterable[ModelState]) -> ModelState | None:
+        """The model that workers which hold nothing should get: of those that serve and could have
+        more instances than there are copies, the one with the fewest copies for its instances."""
+        empty = self._empty(0) if self._keeping != "off" else []
+        if not empty:
+            return None
+        found: list[tuple[int, int, ModelState]] = []
+        for state in states:
+            if state.load_failures.in_a_row or state.is_leaving:
+                continue
+            copies = self._pool.count_holders(state.spec.name)
+            if copies >= state.limits(wall_ns)[1] or not any(map(self._fleet.serving, state.keys)):
+                continue
+            able = [r for r in empty if not (state.is_divided and r.is_engine)]
+            roomy = [r for r in able if r.device.arena_bytes >= state.spec.size_bytes]
+            if len(roomy) >= state.spec.tp_size:
+                capacity = sum(self._fleet.tally(part).capacity for part in state.keys)
+                share = copies * 1000 // capacity
+                found.append((share, state.number, state))
+        return min(found, key=lambda entry: entry[:2])[2] if found else None
+
+    def empty(self, state: ModelState) -> list[WorkerRef]:
+        """Workers that hold nothing and have room for the model, in id order."""
+        records = self._empty(state.spec.size_bytes, engines=not state.is_divided)
+        return [record.ref for record in records]
+
+    def _empty(self, size_bytes: int, *, engines: bool = True) -> list[WorkerRecord]:
+        idle = self._fleet.idle(size_bytes, engines=engines)
+        return [record for record in idle if not self._pool.holds_any(record.ref)]
+
+    def workers_for(self, state: ModelState) -> int:
+        """How many workers the model can have at once: those with room, or with spares that may
+        go, and those with spares of its own."""
+        return len(self._workers(state, self._giving_way()))
+
+    def workers_later(self, state: ModelState) -> int:
+        """How many workers more the model can have when members that read spares have done so."""
+        now = self._giving_way()
+        read = [c for c in self._pool.spares() if self._pool.reads.are_of(c) and c not in now]
+        going = [copy for copy in read if not self._pool.is_last(copy)]
+        if not going:
+            return 0
+        later = self._workers(state, {**now, **dict.fromkeys(going)})
+        return len(later) - len(self._workers(state, now))
+
+    def targets_for(self, state: ModelState, workers: int) -> list[WorkerRef]:
+        """Where ranks of new instances may go: to workers that hold nothing, and where these are
+        too few, to those whose spares, driven out or locked up, are least worth keeping. So many
+        workers, if there are, on the hosts whose memory has the model, too: loads that leave such a
+        host share its NIC. As many that read the model's files, should there be no copy. Of all
+        others half, so that the planner has a choice."""
+        found = sorted(self._rooms(state, self._giving_way()), key=self._loss)
+        empty = sum(not (room.going or room.kept) for room in found)
+        count = empty if empty >= workers else max(workers, len(found) // 2)
+        hosts = self._planning.hosts_with_copy(state.spec.name)
+        near = [room for room in found if self._planning.topology.host_of(room.worker) in hosts]
+        first: list[_Room] = []
+        if not self._planning.sources(state):
+            reads_files = self._planning.topology.reads_files
+            first = [room for room in found if reads_files(room.worker)]
+        chosen = (*found[:count], *near[:workers], *first[:workers])
+        return sorted({room.worker for room in chosen})
+
+    def rooms_for(self, state: ModelState) -> list[WorkerRef]:
+        """All workers that ranks of new instances may go to, as `targets_for` ranks them; should
+        there be no copy, those that read the model's files."""
+        found = sorted(self._rooms(state, self._giving_way()), key=self._loss)
+        workers = [room.worker for room in found]
+        if self._planning.sources(state):
+            return workers
+        return [worker for worker in workers if self._planning.topology.reads_files(worker)]
+
+    def give_way(
+        self, targets: Sequence[Sequence[WorkerRef]], state: ModelState
+    ) -> tuple[dict[WorkerRef, int], list[AnyCommand]]:
+        """From where on the model's bytes will lie on the targets, and orders to drop the spares
+        that lie there now."""
+        offsets: dict[WorkerRef, int] = {}
+        orders: list[AnyCommand] = []
+        for worker in dict.fromkeys(worker for workers in targets for worker in workers):
+            room = self._room(worker, state, self._giving_way())
+            assert room is not None, f"{worker} has no room for {state!r}"
+            for copy in room.going:
+                orders += self._pool.drop(copy, f"makes room for {state.spec.name}")
+            offsets[worker] = room.offset_bytes
+        return offsets, orders
+
+    def clear_for(self, spare: Copy) -> list[DropHolding]:
+        """A spare is used again: orders for those that are of no use meanwhile."""
+        reason = f"makes room for {spare.model}"
+        return [o for copy in self._in_the_way(spare) for o in self._pool.drop(copy, reason)]
+
+    # -- helpers ------------------------------------------------------------------------------
+
+    def _workers(self, state: ModelState, giving_way: Mapping[Copy, None]) -> dict[WorkerRef, None]:
+        """Those that the model can have if these spares go."""
+        found = dict.fromkeys(room.worker for room in self._rooms(state, giving_way))
+        return found | dict.fromkeys(w for c in self._usable(state) for w in c.members)
+
+    def _usable(self, state: ModelState) -> list[Copy]:
+        """The model's spares whose workers can be had, least recently used first."""
+        idle, giving_way = self._pool.idle_spares(state.spec.name), self._giving_way()
+        staying = [copy for copy in idle if not self._fleet.is_leaving(copy.members)]
+        return [c for c in staying if all(other in giving_way for other in self._in_the_way(c))]
+
+    def _in_the_way(self, spare: Copy) -> list[Copy]:
+        """Other spares of several ranks on its workers: they would be of no use while one of these
+        is in an instance."""
+        pool = self._pool
+        here = [pool.copy_of(holding) for member in spare.members for holding in pool.on(member)]
+        others = dict.fromkeys(copy for copy in here if copy is not spare)
+        return [copy for copy in others if len(copy.members) > 1 and not copy.is_given_up]
+
+    def _rooms(self, state: ModelState, giving_way: Mapping[Copy, None]) -> list[_Room]:
+        """Workers that can have a rank of a new instance if these spares go, in id order."""
+        idle = self._fleet.idle(state.spec.size_bytes, engines=not state.is_divided)
+        rooms = [self._room(record.ref, state, giving_way) for record in idle]
+        return [room for room in rooms if room is not None]
+
+    def _room(
+        self, worker: WorkerRef, state: ModelState, giving_way: Mapping[Copy, None]
+    ) -> _Room | None:
+        """The place of a new rank on the worker, for which as few and as worthless spares go as
+        possible. A spare of several ranks always goes: it would be of no use for as long as the new
+        instance has one of its workers."""
+        pool, size_bytes = self._pool, state.spec.size_bytes
+        memory_bytes = self._fleet.workers[worker.worker].device.arena_bytes
+        if not pool.holds_any(worker):
+            return _Room(worker, 0, (), ()) if size_bytes <= memory_bytes else None
+        copies = [pool.copy_of(holding) for holding in pool.on(worker)]
+        here = [copy for copy in copies if not copy.is_given_up]
+        must_go = [copy for copy in here if copy.model == state.spec.name or len(copy.members) > 1]
+        if any(copy not in giving_way for copy in must_go):
+            return None
+        going = list(must_go)
+        others = [copy for copy in here if copy in giving_way and copy not in going]
+        others.sort(key=self._worth)
+        while pool.gap(worker, size_bytes, memory_bytes, going) is None:
+            if not others:
+                return None
+            going.append(others.pop(0))
+        # A gap between two that went last may do without what went before them.
+        for copy in [copy for copy in going[-2::-1] if copy not in must_go]:
+            fewer = [other for other in going if other is not copy]
+            if pool.gap(worker, size_bytes, memory_bytes, fewer) is not None:
+                going = fewer
+        offset_bytes = pool.gap(worker, size_bytes, memory_bytes, going)
+        assert offset_bytes is not None
+        kept = [copy for copy in here if copy not in going]
+        return _Room(worker, offset_bytes, tuple(going), tuple(kept))
+
+    def _giving_way(self) -> dict[Copy, None]:
+        """Spares that may go together."""
+        return dict.fromkeys(self._pool.spares_to_drop())
+
+    def _loss(self, room: _Room) -> tuple[tuple[int, ...], ...]:
+        """How bad it is to take this room: the best of its spares counts, whether it goes or cannot
+        be used meanwhile; then the best of those that go."""
+        least = (-(_UNLIMITED + 1),)
+        going = max(map(self._worth, room.going), default=least)
+        kept = max(map(self._worth, room.kept), default=least)
+        return max(going, kept), going, (room.worker.worker,)
+
+    def _worth(self, copy: Copy) -> tuple[int, ...]:
+        """Of two spares the one that is worth more: what comes back slowly, if that is preferred,
+        and what was used last."""
+        if self._keeping == "slow-links":
+            return -self._rate(copy), copy.used_ns, copy.holder.worker
+        return copy.used_ns, copy.holder.worker
+
+    def _rate(self, copy: Copy) -> int:
+        """How fast the model would come back to these devices (bytes per second)."""
+        devices = self._planning.topology.devices
+        rates = [devices[member].downlink_bytes_per_s for member in copy.members]
+        return min(_UNLIMITED if rate is None else rate for rate in rates)

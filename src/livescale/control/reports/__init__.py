@@ -1,0 +1,1 @@
+"""What members report, and what others may know of the controller."""

@@ -1,0 +1,1 @@
+"""Requests, their attempts, and who gets them."""

@@ -1,0 +1,79 @@
+"""What a prompt costs where layers are missing: figures that the router compares routes by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from livescale.control.state.instance import Instance
+from livescale.control.state.model_state import ModelState
+from livescale.messages.plans import pair_rate
+
+_NS_PER_S = 1_000_000_000
+UNKNOWN_LAG_TOKENS = 1 << 40
+"""More than any instance has: what is loading for an unknown time comes after all that serve."""
+
+
+def tokens_per_s(state: ModelState) -> int | None:
+    """Prompt tokens that an instance of the model computes: as instances do, else as was measured
+    or configured before. None: not known."""
+    return state.service.tokens_per_s or state.prefill_tokens_per_s
+
+
+def decoder_layers(target: Instance) -> tuple[int, int]:
+    """How many decoder layers a loading instance has, and of how many."""
+    layers = max(target.part.span.stop - 2, 1)
+    return min(max(target.watermark - 1, 0), layers), layers
+
+
+def pair_permille(target: Instance) -> int:
+    """What a prompt costs a pair now, of what it costs one instance."""
+    rate, cost = pair_rate(*decoder_layers(target))
+    return cost * 1000 // rate
+
+
+def lag_tokens(now_ns: int, state: ModelState, target: Instance, *, is_timed: bool) -> int:
+    """As `tokens_while_loading`, of a loading instance. `is_timed`: counted from its last layer,
+    and at the rate that instances really have."""
+    return tokens_while_loading(
+        now_ns=now_ns,
+        layer_bytes=state.spec.layer_bytes,
+        watermark=target.watermark,
+        kept_layers=target.kept_layers if is_timed else 0,
+        first_byte_ns=target.first_byte_ns,
+        layer_ns=target.layer_ns if is_timed else None,
+        predicted_ns=target.predicted_ns,
+        rate=tokens_per_s(state) if is_timed else state.prefill_tokens_per_s,
+    )
+
+
+def tokens_while_loading(
+    *,
+    now_ns: int,
+    layer_bytes: Sequence[int],
+    watermark: int,
+    kept_layers: int,
+    first_byte_ns: int | None,
+    layer_ns: int | None,
+    predicted_ns: int | None,
+    rate: int | None,
+) -> int:
+    """Prompt tokens that an instance computes, `rate` per second, while what a target misses is on
+    its way.
+
+    The target has `watermark` of the model's layers, `kept_layers` of them from an earlier life,
+    which say nothing of how fast others come, and the last one since `layer_ns` (None: the time
+    that is left counts from now). The others come as fast as those that came since
+    `first_byte_ns`, or as was predicted for the whole load while there is none.
+    """
+    there, missing = sum(layer_bytes[:watermark]), sum(layer_bytes[watermark:])
+    came = there - sum(layer_bytes[:kept_layers])
+    if came and first_byte_ns is not None:
+        last_ns = now_ns if layer_ns is None else layer_ns
+        left_ns = (last_ns - first_byte_ns) * missing // came - (now_ns - last_ns)
+    elif predicted_ns is not None:
+        left_ns = predicted_ns * missing // (there + missing)
+    else:
+        return UNKNOWN_LAG_TOKENS
+    if rate is None:
+        return UNKNOWN_LAG_TOKENS
+    return max(left_ns * rate // _NS_PER_S, 1)

@@ -1,0 +1,1 @@
+"""Which models grow and shrink, and the orders for that."""

@@ -1,0 +1,1 @@
+"""QUART's formulas, each by itself: variation, queueing, smoothing, correction."""

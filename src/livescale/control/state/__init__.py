@@ -1,0 +1,1 @@
+"""What the controller knows: workers, instances, copies, models."""

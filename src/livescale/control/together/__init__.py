@@ -1,0 +1,1 @@
+"""Instances that work together: live pairs, teams, roles, pipelines, drains."""

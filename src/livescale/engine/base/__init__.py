@@ -1,0 +1,1 @@
+"""Results of Runs, errors, and the cores that Runs may use."""

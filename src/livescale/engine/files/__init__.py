@@ -1,0 +1,1 @@
+"""A model's files, its configuration, and the modules that they fit."""

@@ -1,0 +1,1 @@
+"""Products with matrices: which implementation, and how fast each is here."""

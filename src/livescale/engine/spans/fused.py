@@ -1,0 +1,277 @@
+"""Parts of decoder layers with fewer, larger steps: what a decode of a few rows spends its time on.
+
+At few rows a step of torch costs more than its arithmetic, and a decoder layer of transformers has
+about 60 of them. Here the same mathematics takes half, on any device, over whatever computes the
+linears (`linears.py`). Only parts whose class is listed are replaced, and each keeps its module and
+parameters; every other family runs as transformers has it. No cache (`attention.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.gemma2 import modeling_gemma2 as gemma2
+from transformers.models.gemma3 import modeling_gemma3 as gemma3
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.mistral import modeling_mistral as mistral
+from transformers.models.mixtral import modeling_mixtral as mixtral
+from transformers.models.phi3 import modeling_phi3 as phi3
+from transformers.models.qwen2 import modeling_qwen2 as qwen2
+from transformers.models.qwen3 import modeling_qwen3 as qwen3
+from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
+
+from livescale.engine.attention.attention import PagedBatch, attend
+from livescale.engine.products.experts import Experts
+from livescale.engine.products.linears import Linears, replace_forward
+from livescale.engine.products.row_norms import RowNorm
+
+NORMS = (
+    llama.LlamaRMSNorm,
+    mistral.MistralRMSNorm,
+    qwen2.Qwen2RMSNorm,
+    qwen3.Qwen3RMSNorm,
+    phi3.Phi3RMSNorm,
+    mixtral.MixtralRMSNorm,
+    qwen3_moe.Qwen3MoeRMSNorm,
+)
+"""`x / rms(x) * weight`, computed in fp32."""
+
+OFFSET_NORMS = (gemma2.Gemma2RMSNorm, gemma3.Gemma3RMSNorm)
+"""`x / rms(x) * (1 + weight)`, computed in fp32."""
+
+MLPS = (
+    llama.LlamaMLP,
+    mistral.MistralMLP,
+    qwen2.Qwen2MLP,
+    qwen3.Qwen3MLP,
+    gemma2.Gemma2MLP,
+    gemma3.Gemma3MLP,
+    phi3.Phi3MLP,
+    qwen3_moe.Qwen3MoeMLP,
+)
+"""`down(act(gate(x)) * up(x))`."""
+
+EXPERTS = (mixtral.MixtralExperts, qwen3_moe.Qwen3MoeExperts)
+"""The same for each expert that a row is sent to, and the sum of these by their weights."""
+
+ATTENTIONS = (
+    llama.LlamaAttention,
+    mistral.MistralAttention,
+    qwen2.Qwen2Attention,
+    qwen3.Qwen3Attention,
+    gemma2.Gemma2Attention,
+    gemma3.Gemma3Attention,
+    phi3.Phi3Attention,
+    mixtral.MixtralAttention,
+    qwen3_moe.Qwen3MoeAttention,
+)
+"""Projections, norms of each head of q and k where there are any, rope, attention, projection."""
+
+LAYERS = (
+    llama.LlamaDecoderLayer,
+    mistral.MistralDecoderLayer,
+    qwen2.Qwen2DecoderLayer,
+    qwen3.Qwen3DecoderLayer,
+    phi3.Phi3DecoderLayer,
+    mixtral.MixtralDecoderLayer,
+    qwen3_moe.Qwen3MoeDecoderLayer,
+)
+"""`h + attention(norm(h))`, then `h + mlp(norm(h))`."""
+
+SANDWICH_LAYERS = (gemma2.Gemma2DecoderLayer, gemma3.Gemma3DecoderLayer)
+"""As these, with a norm of what is added."""
+
+
+def fuse(layer: nn.Module, linears: Linears) -> set[nn.Module]:
+    """The decoder layer, or its parts, are computed in larger steps from now on, if they can be.
+
+    Their weights must be complete. Returns the linears that are no longer called.
+    """
+    done: set[nn.Module] = set()
+    part: Any
+    for part in layer.modules():
+        kind = type(part)
+        if kind in NORMS or kind in OFFSET_NORMS:
+            replace_forward(part, _norm_of(part))
+        elif kind in MLPS:
+            replace_forward(part, _Mlp(part, linears))
+            done |= set(part.children())
+        elif kind in ATTENTIONS:
+            replace_forward(part, _Attention(part, linears))
+            done |= set(part.children())
+        elif kind in EXPERTS:
+            experts = Experts.of(part, linears)
+            if experts is not None:
+                replace_forward(part, experts)
+    if type(layer) in LAYERS:
+        replace_forward(layer, _Layer(layer))
+    elif type(layer) in SANDWICH_LAYERS:
+        replace_forward(layer, _SandwichLayer(layer))
+    return {module for module in done if isinstance(module, nn.Linear)}
+
+
+# -- helpers, in the order used -----------------------------------------------------------------
+
+_Rows = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _norm_of(norm: Any) -> _Rows:
+    if type(norm) in OFFSET_NORMS:
+        return RowNorm(1 + norm.weight.detach().float(), norm.eps)
+    return RowNorm(norm.weight.detach(), norm.variance_epsilon)
+
+
+class _Mlp:
+    def __init__(self, mlp: Any, linears: Linears) -> None:
+        is_joined = hasattr(mlp, "gate_up_proj")
+        self._gate_up = linears([mlp.gate_up_proj] if is_joined else [mlp.gate_proj, mlp.up_proj])
+        self._down = linears([mlp.down_proj])
+        self._act = mlp.activation_fn if is_joined else mlp.act_fn
+        self._width = mlp.down_proj.in_features
+
+    def __call__(self, rows: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+        gate_up = self._gate_up(rows)
+        gate, up = gate_up[..., : self._width], gate_up[..., self._width :]
+        return self._down(self._act(gate).mul_(up), added)
+
+
+class _Attention:
+    """Stands for `forward`: one product for q, k and v, one rotation for all heads of q and k."""
+
+    def __init__(self, attention: Any, linears: Linears) -> None:
+        # Not the module itself: when it is dropped, its parameters' memory is to be free at once.
+        self._layer = attention.layer_idx
+        self._scaling = attention.scaling
+        is_joined = hasattr(attention, "qkv_proj")
+        self._qkv = linears(
+            [attention.qkv_proj]
+            if is_joined
+            else [attention.q_proj, attention.k_proj, attention.v_proj]
+        )
+        self._out = linears([attention.o_proj])
+        self._head_dim = attention.head_dim
+        self._heads = attention.o_proj.in_features // attention.head_dim
+        self._kv_heads = self._heads // attention.num_key_value_groups
+        self._norms: tuple[_Rows, _Rows] | None = None
+        if hasattr(attention, "q_norm"):
+            self._norms = (_norm_of(attention.q_norm), _norm_of(attention.k_norm))
+        self._window = window_of(attention)
+        self._softcap: float | None = None
+        if isinstance(attention, gemma2.Gemma2Attention):
+            self._softcap = attention.attn_logit_softcapping
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        paged: PagedBatch,
+        added: torch.Tensor | None = None,
+        **_: object,
+    ) -> tuple[torch.Tensor, None]:
+        projected = self._qkv(hidden_states).view(
+            hidden_states.shape[1], self._heads + 2 * self._kv_heads, self._head_dim
+        )
+        turning = self._heads + self._kv_heads
+        turned = _turned(self._normed(projected[:, :turning]), *position_embeddings).transpose(0, 1)
+        attended = attend(
+            paged,
+            self._layer,
+            turned[: self._heads],
+            turned[self._heads :],
+            projected[:, turning:].transpose(0, 1),
+            self._scaling,
+            self._window,
+            self._softcap,
+        )
+        return self._out(attended.view(1, len(attended), -1), added), None
+
+    def _normed(self, heads: torch.Tensor) -> torch.Tensor:
+        """Heads of q and k (T, n, D)."""
+        if self._norms is None:
+            return heads
+        of_q, of_k = self._norms
+        return torch.cat((of_q(heads[:, : self._heads]), of_k(heads[:, self._heads :])), dim=1)
+
+
+class _Layer:
+    """Calls the parts without their modules, and adds in the last step of each."""
+
+    def __init__(self, layer: Any) -> None:
+        self._before, self._between = (
+            layer.input_layernorm.forward,
+            layer.post_attention_layernorm.forward,
+        )
+        self._attention, self._mlp = layer.self_attn.forward, layer.mlp.forward
+        self._mlp_adds = type(layer.mlp) in MLPS
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        paged: PagedBatch,
+        **_: object,
+    ) -> torch.Tensor:
+        rows, _none = self._attention(
+            self._before(hidden_states), position_embeddings, paged, added=hidden_states
+        )
+        if self._mlp_adds:
+            out: torch.Tensor = self._mlp(self._between(rows), rows)
+        else:
+            out = rows.add_(self._mlp(self._between(rows)))
+        return out
+
+
+class _SandwichLayer:
+    def __init__(self, layer: Any) -> None:
+        self._norms = [
+            norm.forward
+            for norm in (
+                layer.input_layernorm,
+                layer.post_attention_layernorm,
+                layer.pre_feedforward_layernorm,
+                layer.post_feedforward_layernorm,
+            )
+        ]
+        self._attention, self._mlp = layer.self_attn.forward, layer.mlp.forward
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        paged: PagedBatch,
+        **_: object,
+    ) -> torch.Tensor:
+        before_attention, behind_attention, before_mlp, behind_mlp = self._norms
+        rows, _none = self._attention(before_attention(hidden_states), position_embeddings, paged)
+        rows = behind_attention(rows).add_(hidden_states)
+        out: torch.Tensor = behind_mlp(self._mlp(before_mlp(rows))).add_(rows)
+        return out
+
+
+def window_of(attention: Any) -> int | None:
+    """What the module's own forward passes as `sliding_window`."""
+    if isinstance(attention, WINDOW_OF_CONFIG):
+        window = getattr(attention.config, "sliding_window", None)
+    else:
+        window = getattr(attention, "sliding_window", None)
+    return None if window is None else int(window)
+
+
+WINDOW_OF_CONFIG = (mistral.MistralAttention, mixtral.MixtralAttention, phi3.Phi3Attention)
+
+
+def _turned(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """The first part of `heads` (T, n, D) turned by the angles (1, T, part), whose two halves are
+    equal."""
+    size = cos.shape[-1]
+    if size < heads.shape[-1]:
+        return torch.cat((_turned(heads[..., :size], cos, sin), heads[..., size:]), dim=-1)
+    half = size // 2
+    turned = heads * cos[0].unsqueeze(1)
+    sines = sin[0, :, :half].unsqueeze(1)
+    turned[..., :half].addcmul_(heads[..., half:], sines, value=-1)
+    turned[..., half:].addcmul_(heads[..., :half], sines)
+    return turned

@@ -1,0 +1,1 @@
+"""What the gateway promises clients and needs from the rest of LiveScale."""

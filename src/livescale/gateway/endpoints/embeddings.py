@@ -1,0 +1,82 @@
+"""POST /v1/embeddings: what is asked of the backend, and the answer's bytes.
+
+An embedding is a request that ends with its prompt: the one token that comes brings it.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Sequence
+
+import msgspec
+
+from livescale.gateway.contract import answers
+from livescale.gateway.contract.backend import ModelCard
+from livescale.gateway.contract.errors import ApiError, invalid, quoted
+from livescale.gateway.contract.schema import PROMPTS_MAX, EmbeddingBody
+from livescale.gateway.requests.choices import Piece, TextRules
+from livescale.gateway.requests.replies import Reply, ReplyHead
+from livescale.gateway.requests.sampling import Asked
+from livescale.values.types import SamplingParams
+
+OUTPUT_TOKENS = 1
+_FLOAT_BYTES = 4
+
+
+def read_embeddings(card: ModelCard, body: EmbeddingBody, inputs: int) -> Asked:
+    """What the body asks of each of its inputs. Raises ApiError (400) that names the parameter."""
+    if not card.embedding_size:
+        raise invalid(f"{quoted(card.name)} gives no embeddings", "model", "unsupported_value")
+    if body.dimensions not in (None, card.embedding_size):
+        raise invalid(
+            f"dimensions must be absent or {card.embedding_size}, the size of every embedding of"
+            f" {quoted(card.name)}, got {body.dimensions}",
+            "dimensions",
+            "unsupported_value",
+        )
+    if inputs > PROMPTS_MAX:
+        raise invalid(
+            f"{inputs} inputs; one request may have {PROMPTS_MAX}", "input", "invalid_value"
+        )
+    return Asked(
+        choices=1,
+        sampling=SamplingParams(0, embeds=True),
+        rules=TextRules(),
+        output_tokens=None,
+        is_seed_given=True,
+    )
+
+
+class EmbeddingReply(Reply):
+    """The answer, with numbers or with the base64 of their bytes."""
+
+    def __init__(self, head: ReplyHead, *, is_base64: bool) -> None:
+        super().__init__(head)
+        self._is_base64 = is_base64
+
+    def whole(self, choices: Sequence[Piece]) -> bytes:
+        """Raises ApiError (500) where the model computes no numbers of an input."""
+        tokens = sum(map(len, self.head.prompts))
+        body = answers.EmbeddingList(
+            **self.head.front,
+            data=[answers.Embedding(piece.choice, self._values(piece)) for piece in choices],
+            usage=answers.EmbeddingUsage(tokens, tokens),
+        )
+        return msgspec.json.encode(body)
+
+    def _values(self, piece: Piece) -> list[float] | str:
+        content = piece.embedding
+        assert content is not None, f"choice {piece.choice} has no embedding"
+        values = [*struct.unpack(f"<{len(content) // _FLOAT_BYTES}f", content)]
+        if not all(map(math.isfinite, values)):
+            # In JSON they would be null, in an answer that looks like a good one.
+            raise ApiError(
+                500,
+                f"The model's rows of input {piece.choice} have values that are infinite or not a"
+                " number: it has no embedding",
+                param="input",
+                code="not_finite",
+            )
+        return base64.b64encode(content).decode() if self._is_base64 else values

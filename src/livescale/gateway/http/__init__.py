@@ -1,0 +1,1 @@
+"""HTTP itself: the server, bodies, ids, TLS, pages."""

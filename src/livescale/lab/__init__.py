@@ -1,0 +1,1 @@
+"""What measures LiveScale, and what LiveScale does not run on."""

@@ -1,0 +1,1 @@
+"""Hostile clients and broken models against a pool that serves others."""

@@ -1,0 +1,170 @@
+"""Random models in the shapes that a benchmark asks for, in fp32 or bf16, and what benchmarks want
+of pools that serve made models: settings, where they are, gauges. No torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+
+from livescale.config.pool import PoolConfig
+from livescale.config.reading import load_config
+from livescale.engine.files.make import Preset, make_model
+from livescale.gateway.metrics.metrics_page import HELP, PREFIX
+from livescale.lab.bench.base.errors import BenchError
+from livescale.runtime.supervisor.supervisor import Pool
+from livescale.values.types import Manifest
+
+DTYPES = ("float32", "bfloat16")
+
+_POLL_S = 0.1
+_HEAD_DIM = 64
+_LENGTH_BYTES = 8
+_QUERY_HEADS_PER_KV_HEAD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BenchShape:
+    """Sizes that matter for speed; what is None follows from the hidden size."""
+
+    hidden: int
+    layers: int
+    heads: int | None = None
+    kv_heads: int | None = None
+    intermediate: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.hidden}x{self.layers}"
+
+    def preset(self, vocabulary: int) -> Preset:
+        """All sizes. Raises BenchError when they do not fit each other."""
+        heads = self.heads or max(1, self.hidden // _HEAD_DIM)
+        kv_heads_max = max(1, heads // _QUERY_HEADS_PER_KV_HEAD)
+        shared_evenly = [n for n in range(1, kv_heads_max + 1) if heads % n == 0]
+        kv_heads = self.kv_heads or max(shared_evenly)
+        # As wide as Llama's: 8/3 of the hidden size, in whole cache lines.
+        intermediate = self.intermediate or -(-self.hidden * 8 // (3 * 64)) * 64
+        sizes = (self.hidden, self.layers, heads, kv_heads, intermediate)
+        if min(sizes) < 1:
+            raise BenchError(f"shape {self}: every size must be at least 1")
+        if self.hidden % (2 * heads) or heads % kv_heads:
+            raise BenchError(
+                f"shape {self}: {heads} heads of even size do not fit hidden {self.hidden},"
+                f" or do not share {kv_heads} KV heads"
+            )
+        return Preset(self.layers, self.hidden, intermediate, heads, kv_heads, vocabulary)
+
+
+def parse_shape(
+    text: str, heads: int | None, kv_heads: int | None, inner: int | None
+) -> BenchShape:
+    """A shape such as `512x8`: hidden size and decoder layers. Raises BenchError."""
+    hidden, _, layers = text.partition("x")
+    if not (hidden.isdecimal() and layers.isdecimal()):
+        raise BenchError(f"shape {text!r} must be HIDDENxLAYERS, such as 512x8")
+    return BenchShape(int(hidden), int(layers), heads, kv_heads, inner)
+
+
+def make_bench_model(directory: Path, shape: BenchShape, vocabulary: int, dtype: str) -> None:
+    """Write a model of this shape. The same weights for every dtype, but for the rounding."""
+    assert dtype in DTYPES, dtype
+    make_model(directory, shape.preset(vocabulary))
+    if dtype == "bfloat16":
+        for file in sorted(directory.glob("*.safetensors")):
+            _round_to_bfloat16(file)
+        config = directory / "config.json"
+        fields = json.loads(config.read_text())
+        config.write_text(json.dumps({**fields, "dtype": "bfloat16"}, indent=2) + "\n")
+
+
+def pool_config(
+    scratch: Path, models: Sequence[Mapping[str, object]], settings: Mapping[str, object]
+) -> PoolConfig:
+    """Settings of a pool, with keys of `models:` in its configuration for each model."""
+    file = scratch / "pool.yaml"
+    file.write_text(json.dumps({"models": models}))  # JSON is YAML
+    return load_config(file, [], {}, settings)
+
+
+def vocabulary_of(manifest: Manifest) -> int:
+    """Token ids of a made model."""
+    size: int = json.loads(manifest.config_json)["vocab_size"]
+    return size
+
+
+def target_of(pool: Pool) -> dict[str, object]:
+    """The job of a load generator: the gateway of the pool, and its first model."""
+    address, model = urlsplit(pool.base_url), pool.models[0]
+    return {
+        "host": address.hostname,
+        "port": address.port,
+        "model": model.spec.name,
+        "vocabulary": vocabulary_of(model.manifest),
+    }
+
+
+def gauge_sum(metrics: str, name: str) -> float:
+    """The sum of the samples of a gauge or counter on a page of metrics. The name is that of
+    samples, with all labels where one series is meant. Without samples the sum is 0: families of
+    models are on no page before there is a model. Raises BenchError for a name that no page has."""
+    family, _, labels = name.partition("{")
+    rows = metrics.splitlines()
+    kinds = dict(row.split()[2:4] for row in rows if row.startswith("# TYPE "))
+    stem = family.removeprefix(PREFIX).removesuffix("_total")
+    is_elsewhere = kinds.keys() & {PREFIX + stem, f"{PREFIX}{stem}_total"}
+    if family in kinds:
+        is_known = kinds[family] in ("gauge", "counter")
+    else:
+        is_known = family.startswith(PREFIX) and stem in HELP and not is_elsewhere
+    if not is_known:
+        raise BenchError(f"{family} is not a gauge or counter of a pool (docs/metrics.md)")
+    samples = [row for row in rows if row.startswith((f"{family} ", f"{family}{{"))]
+    if labels and samples and not any(_labels(row) == _labels(name) for row in samples):
+        raise BenchError(f"{family} has the labels {_labels(samples[0])}, not those of {name}")
+    return sum(float(row.rsplit(" ", 1)[1]) for row in samples if row.startswith(name))
+
+
+def _labels(series: str) -> list[str]:
+    return re.findall(r'(\w+)="', series)
+
+
+async def gauge_comes_to(
+    pool: Pool, name: str, is_right: Callable[[float], bool], patience_s: float
+) -> bool:
+    """Look at a gauge of the pool until its sum is right; whether that came in time."""
+    deadline_s = time.monotonic() + patience_s
+    async with httpx.AsyncClient(trust_env=False, base_url=pool.base_url) as client:
+        while time.monotonic() < deadline_s:
+            if is_right(gauge_sum((await client.get("/metrics")).text, name)):
+                return True
+            await asyncio.sleep(_POLL_S)
+    return False
+
+
+def _round_to_bfloat16(file: Path) -> None:
+    """Rewrite a safetensors file of fp32 tensors: a length, a JSON header, then the bytes."""
+    content = file.read_bytes()
+    (header_bytes,) = struct.unpack_from("<Q", content)
+    start = _LENGTH_BYTES + header_bytes
+    header = json.loads(content[_LENGTH_BYTES:start])
+    for name, entry in header.items():
+        if name != "__metadata__":
+            assert entry["dtype"] == "F32", f"{file}: {name} is {entry['dtype']}"
+            entry["dtype"] = "BF16"
+            entry["data_offsets"] = [offset // 2 for offset in entry["data_offsets"]]
+    bits = np.frombuffer(content, np.uint32, offset=start)
+    # To nearest, ties to even: what is cut off may carry into what is kept.
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)  # the format wants the data aligned
+    file.write_bytes(struct.pack("<Q", len(text)) + text + rounded.tobytes())

@@ -1,0 +1,1 @@
+"""How fast engines compute, load and start: ours, vLLM, transformers."""

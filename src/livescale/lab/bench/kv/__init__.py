@@ -1,0 +1,1 @@
+"""KV that is handed over between instances."""

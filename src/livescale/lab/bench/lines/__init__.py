@@ -1,0 +1,1 @@
+"""Pipelines: stages that scale by themselves, teams that serve while they load."""

@@ -1,0 +1,1 @@
+"""Live scaling of one instance from another, beside stop-the-world."""

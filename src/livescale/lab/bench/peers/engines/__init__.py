@@ -1,0 +1,1 @@
+"""Peers with an engine in them."""

@@ -1,0 +1,1 @@
+"""Whole pools: real beside simulated, systems beside each other, gateways under load."""

@@ -1,0 +1,1 @@
+"""Bytes on the way: multicast, receiving beside computing, packed parcels."""

@@ -1,0 +1,1 @@
+"""Commands of the laboratory: thin skins, as `cli` has for the product."""

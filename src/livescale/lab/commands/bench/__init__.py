@@ -1,0 +1,1 @@
+"""`livescale bench`: a parser for each part."""

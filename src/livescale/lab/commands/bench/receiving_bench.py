@@ -1,0 +1,54 @@
+"""`livescale bench receiving`: its flags."""
+
+from __future__ import annotations
+
+import argparse
+
+from livescale.cli.loads import whole_bytes
+from livescale.common.errors import UserError
+from livescale.lab.bench.base.made_models import DTYPES, parse_shape
+from livescale.lab.bench.transfer.receiving import ReceivingOptions, run_receiving
+from livescale.lab.commands.bench.bench_flags import Bench, at_least, finish, options_of, say
+from livescale.lab.testbed.spec import parse_rate
+from livescale.transfer.formats.orders import ContentChecks
+
+_WINDOW_S_MAX = 600.0
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add, defaults = parser.add_argument, ReceivingOptions()
+    add("--rates", default="1gbit,5gbit,10gbit", metavar="RATE,…", help="of the sender's uplink")
+    words = "hidden size x layers of the model that computes"
+    add("--shape", default=str(defaults.shape), metavar="HxL", help=words)
+    add("--dtype", choices=DTYPES, default=defaults.dtype, help="of its weights")
+    add("--vocabulary", type=int, default=defaults.vocabulary, help="token ids")
+    add("--sequences", type=int, default=defaults.sequences, help="that decode in each Run")
+    add("--size", default="256MiB", help="of the model that comes")
+    add("--chunk", default="1MiB", help="bytes of a chunk")
+    checks = [check.value for check in (ContentChecks.NETWORK, ContentChecks.NONE)]
+    words = "SHA-256 of each layer that came, as workers have it, or checksums alone"
+    add("--content-checks", choices=checks, default=checks[0], help=words)
+    add("--window-s", type=float, default=defaults.window_s, help="about as long is a window")
+    add("--rounds", type=int, default=defaults.rounds, help="of all windows")
+
+
+def _receiving(arguments: argparse.Namespace) -> int:
+    """What computing and receiving parameters cost each other, by threads and by a process."""
+    at_least(arguments, 1, "sequences", "rounds")
+    if not 0 < arguments.window_s <= _WINDOW_S_MAX:
+        raise UserError(f"--window-s must be positive, and {_WINDOW_S_MAX:g} at most")
+    shape = parse_shape(arguments.shape, None, None, None)
+    shape.preset(arguments.vocabulary)
+    options = options_of(
+        ReceivingOptions,
+        arguments,
+        rates=tuple(parse_rate(text) // 8 for text in arguments.rates.split(",")),
+        shape=shape,
+        size_bytes=whole_bytes(arguments.size, "--size"),
+        chunk_bytes=whole_bytes(arguments.chunk, "--chunk"),
+        content_checks=ContentChecks(arguments.content_checks),
+    )
+    return finish(run_receiving(options, say), arguments)
+
+
+RECEIVING = Bench(_add_arguments, _receiving)

@@ -1,0 +1,44 @@
+"""`livescale bench variation`: its flags."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from livescale.common.errors import UserError
+from livescale.lab.bench.lines.variation import VariationOptions, run_variation
+from livescale.lab.commands.bench.bench_flags import Bench, at_least, finish, options_of, say
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add, defaults = parser.add_argument, VariationOptions()
+    add("--lines", type=int, default=defaults.lines, help="simulated lines of each kind")
+    add("--requests", type=int, default=defaults.requests, help="of a line")
+    words = "make weights from simulated lines first, write them here, and judge these"
+    add("--train", type=Path, metavar="FILE", help=words)
+    words = "simulated lines to train with"
+    add("--training-lines", type=int, default=defaults.training_lines, help=words)
+    words = "of a line to train with"
+    add("--training-requests", type=int, default=defaults.training_requests, help=words)
+    words = "steps of the training"
+    add("--training-steps", type=int, default=defaults.training_steps, help=words)
+    add("--seed", type=int, default=defaults.seed, help="of everything that is drawn")
+
+
+def _variation(arguments: argparse.Namespace) -> int:
+    """How well burstiness along a line of stages is predicted, by formulas and by attention.
+
+    A report, not a test: the exit status is 0.
+    """
+    at_least(arguments, 1, "lines", "training_lines", "training_steps")
+    at_least(arguments, 100, "requests", "training_requests")
+    at_least(arguments, 0, "seed")
+    file = arguments.train
+    if file is not None and not os.access(file.absolute().parent, os.W_OK):
+        raise UserError(f"--train {file}: its directory cannot be written to")
+    report = run_variation(options_of(VariationOptions, arguments), say)
+    return finish(report, arguments, ("livescale", "numpy", "numba"))
+
+
+VARIATION = Bench(_add_arguments, _variation)

@@ -1,0 +1,289 @@
+"""`livescale demo`: a burst meets a pool of three warm workers; watch it scale 1 -> 3 -> 1. Then a
+burst of long prompts, with and without live scaling. Or, instead, prefill and decode on instances
+of their own, which both scale."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from livescale.cli.loads import Load, add_load_arguments, choose_load, write_json
+from livescale.common.errors import UserError
+from livescale.config.model import RoleReplicas, RolesConfig
+from livescale.config.pool import PoolConfig
+from livescale.config.reading import add_flags, checked_model, given_flags, load_config
+from livescale.config.slo import parse_slo
+from livescale.engine.files.make import make_model
+from livescale.lab.commands.demo_run import DemoRun, Played, TokenChecks
+from livescale.load.traces import TraceRow, clip
+from livescale.report.comparison import comparison_table
+from livescale.report.html import write_html_report
+from livescale.report.run.live_loads import live_text
+from livescale.report.run.reported_run import ReportedRun
+from livescale.report.run_report import run_text
+from livescale.telemetry.history.reading import read_history
+from livescale.telemetry.record.record import read_record
+
+_PRESET = "demo"
+# How long the pool may take to shrink again after the last request.
+_SHRINK_S = 30.0
+_SPLIT_SETTINGS: dict[str, object] = {"workers": 4, "hosts": 4, "sequences_max": 16}
+"""Room for two more instances; and few places, so that decode is short of them, too."""
+_SPLIT_TRACE = "gamma:rate=3,cv=3,seconds={},input=1536,output=640"
+"""Bursts of requests with answers that are worth instances of their own."""
+# Where lengths must be clipped, this part of the model's limit is for the output.
+_OUTPUT_PART = 4
+PARTS = ("scaling", "live")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", type=Path, default=Path("models/demo"), help="directory")
+    add("--only", choices=PARTS, help="1 -> 3 -> 1, or with and without live scaling")
+    words = "1 -> 3 -> 1, but prefill and decode on instances of their own: both scale"
+    add("--disaggregated", action="store_true", help=words)
+    add_load_arguments(parser, trace=None, seconds=45, divide_lengths=16)
+    add("--load-seconds", type=float, default=1.0, help="time that a load takes in the first part")
+    words = "time that a load takes in the second part"
+    add("--live-load-seconds", type=float, default=5.0, help=words)
+    add("--json", type=Path, help="write the figures to this file")
+    words = "of records, pictures and the page (default: runs/demo-DATE)"
+    add("--folder", type=Path, help=words)
+    add_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 when nothing failed, every token is right and the pool came back to its least size."""
+    folder = arguments.folder or Path(f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
+    figures: dict[str, object] = {}
+    goods = []
+    if min(arguments.load_seconds, arguments.live_load_seconds) <= 0:
+        raise UserError("--load-seconds and --live-load-seconds must be positive")
+    if arguments.disaggregated and arguments.only == "live":
+        raise UserError("--disaggregated is a way to play the first part, not --only live")
+    make_model_once(arguments.model)
+    if arguments.only != "live":
+        scaled = _play_scaling(arguments, folder)
+        print(f"\n{scaled.text}")
+        figures |= scaled.figures
+        goods.append(scaled.is_good)
+    if arguments.only != "scaling" and not arguments.disaggregated:
+        live = _play_live(arguments, folder)
+        print(f"\n{live.text}")
+        figures["live"] = live.figures
+        goods.append(live.is_good)
+    if arguments.json is not None:
+        write_json(arguments.json, figures)
+    return 0 if all(goods) else 1
+
+
+def make_model_once(directory: Path) -> None:
+    """The demos' model, where there is none."""
+    if not directory.exists():
+        print(f"making a model of about 100 MB in {directory} …", flush=True)
+        make_model(directory, _PRESET)
+
+
+class _Outcome(NamedTuple):
+    """What came of a part: as text, as figures for other programs, and whether all was well."""
+
+    text: str
+    figures: dict[str, object]
+    is_good: bool
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _play_scaling(arguments: argparse.Namespace, folder: Path) -> _Outcome:
+    is_split: bool = arguments.disaggregated
+    if is_split and arguments.trace is None:
+        arguments.trace = _SPLIT_TRACE.format(arguments.seconds)
+    load = choose_load(arguments)
+    name = "disaggregated" if is_split else "scaling"
+    chosen = {
+        **(_SPLIT_SETTINGS if is_split else {"hosts": 3}),
+        "queue_requests_max": len(load.rows) + 1,
+        "record": str(folder / f"{name}.jsonl"),
+    }
+    config = _config(arguments, arguments.load_seconds, chosen)
+    config = _with_roles(config) if is_split else config
+    least = config.models[0].instances_min
+    run = DemoRun(config)
+    print(run.describe(), flush=True)
+    load = _clipped(load, run.request_tokens_max)
+
+    async def play() -> _Outcome:
+        async with run.pool():
+            await run.until_serving(_SHRINK_S)
+            print(f"ready: {run.base_url}/v1; replaying {arguments.seconds} s", flush=True)
+            played = await run.play(load.rows, seed=arguments.seed)
+            await run.until_small(_SHRINK_S)
+        found = played.reported(name, load.name, parse_slo(config.slo), config.slo)
+        checks, record = run.check(played.results), played.record
+        told = f"record    {record} (check it with: livescale replay {record})"
+        if is_split:
+            page = folder / "report.html"
+            write_html_report(page, [found], "Prefill and decode on their own instances")
+            told += f"\nseen      {page}"
+        return _Outcome(
+            f"{run_text(found)}\n{checks.text()}\n{told}",
+            {**found.as_json(), **checks.as_json(), "record": str(record)},
+            found.summary.failed == checks.wrong == 0 and found.instances[-1][1] == least,
+        )
+
+    return asyncio.run(play())
+
+
+def _config(
+    arguments: argparse.Namespace, load_s: float, chosen: dict[str, object], **fixed: object
+) -> PoolConfig:
+    """What is `chosen` where the user did not choose, and links on which a load takes so long."""
+    size_bytes = sum(file.stat().st_size for file in arguments.model.glob("*.safetensors"))
+    rate = max(1 << 20, int(size_bytes / load_s))
+    linked = {"port": 0, "uplink_bytes_per_s": rate, "downlink_bytes_per_s": rate, **chosen}
+    values = {**linked, **given_flags(arguments), **fixed}
+    return load_config(None, [str(arguments.model)], os.environ, values)
+
+
+def _with_roles(config: PoolConfig) -> PoolConfig:
+    """Its model has an instance of each role at least. Raises ConfigError."""
+    roles = RolesConfig(prefill=RoleReplicas(), decode=RoleReplicas())
+    model = msgspec.structs.replace(config.models[0], roles=roles)
+    return msgspec.structs.replace(config, models=(checked_model(model, config),))
+
+
+def _clipped(load: Load, request_tokens_max: int) -> Load:
+    """Shorten requests that the model cannot take, and say how many."""
+    output_max = request_tokens_max // _OUTPUT_PART
+    rows, clipped = clip(load.rows, request_tokens_max - output_max, output_max)
+    if clipped:
+        print(f"{clipped} requests were longer than the model's limit and are clipped to it")
+    return Load(load.name, rows)
+
+
+_NS_PER_S = 1_000_000_000
+_BASELINE = "stop-the-world"
+PROMPT_TOKENS = 256
+OUTPUT_TOKENS = 4
+"""Long prompts and short answers: what the burst asks for is prefill."""
+_ARRIVAL_GAP_NS = 10_000_000
+_WORK_PERCENT = 120
+"""The burst is as much work as keeps one instance busy for this part of a load's time."""
+_REQUESTS_MIN, _REQUESTS_MAX = 8, 240
+_LOOKS, _LOOK_S = 50, 0.2
+_LIVE_SETTINGS: dict[str, object] = {
+    "workers": 2,
+    "hosts": 2,
+    "placement": "none",
+    "queue_requests_max": _REQUESTS_MAX + 1,
+    # The burst is to find a device without parameters.
+    "spares_ahead": "none",
+    # Short loads make small bursts: these, too, are to call for another instance.
+    "scaling_policy": "bounds",
+    "prefill_queue_upper_ms": 300,
+    "prefill_queue_lower_ms": 100,
+}
+"""Two hosts without copies in their memory: the new instance loads over the capped link."""
+
+
+def _play_live(arguments: argparse.Namespace, folder: Path) -> _Outcome:
+    """Play the burst twice. Raises ConfigError, PoolFailed, UserError."""
+    order = str(given_flags(arguments).get("live_order", "zigzag"))
+    if order == _BASELINE:
+        raise UserError(f"--live-order {_BASELINE} is what live scaling is compared with")
+    rows: Sequence[TraceRow] = ()
+    played: list[Played] = []
+    for name in (_BASELINE, order):
+        record = str(folder / f"{name}.jsonl")
+        load_s = arguments.live_load_seconds
+        config = _config(arguments, load_s, _LIVE_SETTINGS, live_order=name, record=record)
+        run = DemoRun(config)
+        print(f"\n{name}", flush=True)
+        print(run.describe(), flush=True)
+        rows, one = asyncio.run(_play_burst(run, rows, arguments))
+        played.append(one)
+    checks = run.check([result for one in played for result in one.results])
+    return _judge(config, (_BASELINE, order), played, checks, folder)
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+async def _play_burst(
+    run: DemoRun, rows: Sequence[TraceRow], arguments: argparse.Namespace
+) -> tuple[Sequence[TraceRow], Played]:
+    """The rows that were played: the burst is made for the first run, by what the pool says that
+    one instance can compute. Each run waits until the pool knows that."""
+    async with run.pool():
+        prompt = min(PROMPT_TOKENS, run.request_tokens_max - OUTPUT_TOKENS)
+        rate = await _tokens_per_s(Path(str(run.config.record)))
+        rows = rows or _burst(prompt, prompt / rate, arguments.live_load_seconds)
+        print(f"ready; {len(rows)} prompts of {prompt} tokens at once", flush=True)
+        played = await run.play(rows, seed=arguments.seed)
+        await run.until_loaded(3 * arguments.live_load_seconds)
+        return rows, played
+
+
+async def _tokens_per_s(record: Path) -> int:
+    """What the first instance measured, as soon as the record has it."""
+    for _ in range(_LOOKS):
+        measured = read_history(read_record(record)).measured
+        if measured:
+            return measured[0].prefill_tokens_per_s
+        await asyncio.sleep(_LOOK_S)
+    raise UserError("the pool did not say how many prompt tokens an instance can compute")
+
+
+def _burst(prompt: int, prompt_s: float, load_s: float) -> list[TraceRow]:
+    count = round(load_s * _WORK_PERCENT / 100 / prompt_s)
+    count = min(max(count, _REQUESTS_MIN), _REQUESTS_MAX)
+    return [TraceRow(n * _ARRIVAL_GAP_NS, prompt, OUTPUT_TOKENS) for n in range(count)]
+
+
+def _judge(
+    config: PoolConfig,
+    names: Sequence[str],
+    played: Sequence[Played],
+    checks: TokenChecks,
+    folder: Path,
+) -> _Outcome:
+    """Both runs against one SLO: where it is a multiple of the mean, that of the first run."""
+    # Only here: drawing takes a second to import.
+    from livescale.report.pictures.live_picture import NothingToShow, live_picture
+
+    rule = parse_slo(config.slo)
+    runs: list[ReportedRun] = []
+    for name, one in zip(names, played, strict=True):
+        slo = runs[0].slo if runs else None
+        runs.append(one.reported(name, "a burst of long prompts", slo or rule, config.slo))
+    write_html_report(folder / "report.html", runs, "One burst, with and without live scaling")
+    try:
+        title = "One burst, and a new instance that is waited for or helps at once"
+        live_picture(folder / "live.svg", runs, title)
+    except NothingToShow as error:
+        print(f"no picture: {error}")
+    figures: dict[str, object] = {"runs": [run.figures for run in runs], **checks.as_json()}
+    first, second = (run.summary.ttft for run in runs)
+    if first is not None and second is not None:
+        figures["ttft_p50_ratio"] = second.p50_s / first.p50_s
+        figures["ttft_p99_ratio"] = second.p99_s / first.p99_s
+    text = "\n\n".join(
+        [
+            comparison_table(runs),
+            live_text(runs[1].live_stories, runs[1].started_ns)
+            or "no instance was live: the load was not worth it",
+            f"{checks.text()}\n"
+            f"seen      {folder}/live.svg and {folder}/report.html, with the record"
+            " of each run beside them",
+        ]
+    )
+    is_good = checks.wrong == 0 and not any(run.summary.failed for run in runs)
+    return _Outcome(text, figures, is_good)

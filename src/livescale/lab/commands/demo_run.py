@@ -1,0 +1,239 @@
+"""One run of a demo: a pool of its own, a load through HTTP, and every token checked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from livescale.common.errors import UserError
+from livescale.config.pool import PoolConfig
+from livescale.config.slo import SloRule
+from livescale.lab.bench.base.token_checks import wrong_timed_tokens
+from livescale.lab.client import replayer
+from livescale.load.traces import TraceRow
+from livescale.report.run.reported_run import ReportedRun
+from livescale.report.run.summary import summarize
+from livescale.runtime.supervisor.supervisor import Pool, describe
+from livescale.telemetry.record.record import read_record, with_client_times, write_record
+from livescale.telemetry.record.record_parts import RecordError
+from livescale.values.types import Manifest, Role
+
+_NS_PER_S = 1_000_000_000
+_DRAIN_S = 120
+_PROGRESS_S = 5.0
+_Instances = dict[tuple[str, str], int]
+"""How many instances there are by role and state, where there are any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a run left: the client's results, when its load began, and the record's place."""
+
+    results: list[replayer.ReplayResult]
+    started_ns: int
+    record: Path
+
+    def reported(self, name: str, trace: str, rule: SloRule, words: str) -> ReportedRun:
+        """The record joined with the client's times (they are written to it, too)."""
+        timings = [result.timing() for result in self.results]
+        figures = summarize(timings, rule)
+        lines = with_client_times(read_record(self.record), timings, figures.slo)
+        write_record(self.record, lines)
+        return ReportedRun(name, trace, lines, figures, self.started_ns, words, figures.slo)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChecks:
+    """Tokens held `against` what must come: how many, and which were not that choice."""
+
+    against: str
+    tokens: int
+    wrong: int
+    near_ties: int = 0
+
+    def text(self) -> str:
+        return (
+            f"tokens    {self.tokens} checked against {self.against}, wrong: {self.wrong}"
+            f" (near ties: {self.near_ties})"
+        )
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "tokens": self.tokens,
+            "token_mismatches": self.wrong,
+            "near_ties": self.near_ties,
+        }
+
+
+def checked_tokens(
+    directory: Path, results: Sequence[replayer.ReplayResult], timed: Manifest | None
+) -> TokenChecks:
+    """Hold every token against one forward of the model in `directory`, as transformers computes
+    it; those that timed devices make up (for the manifest `timed`) against an executor that nothing
+    disturbs."""
+    answered = [(r.prompt_ids, r.token_ids) for r in results if r.token_ids]
+    against = "transformers" if timed is None else "a timed executor"
+    print(f"checking every token against {against} …", flush=True)
+    if timed is not None:
+        wrong = sum(wrong_timed_tokens(timed, answered))
+        return TokenChecks(against, sum(len(ids) for _, ids in answered), wrong)
+    # Imported here: torch takes a second, and the processes of the pool are gone by now.
+    from livescale.engine.oracle import GreedyOracle
+
+    checks = GreedyOracle(directory).check_many(answered)
+    return TokenChecks(
+        against,
+        sum(check.tokens for check in checks),
+        sum(len(check.wrong) for check in checks),
+        sum(check.near_ties for check in checks),
+    )
+
+
+class DemoRun:
+    """One pool with one model, and the load that is played on it."""
+
+    def __init__(self, config: PoolConfig) -> None:
+        assert config.record is not None
+        try:
+            # A run of its own, also in the folder of an earlier one.
+            write_record(Path(config.record), [])
+        except RecordError as error:
+            raise UserError(f"record {error}") from error
+        self.config = config
+        self._pool = Pool(config)
+        self._manifest = self._pool.models[0].manifest
+        self._vocabulary = msgspec.json.decode(self._manifest.config_json)["vocab_size"]
+        self._started_ns = 0
+        self._sent_ns: list[int] = []
+        self._done = 0
+        self._failed = 0
+
+    @property
+    def request_tokens_max(self) -> int:
+        return self._pool.models[0].request_tokens_max
+
+    @property
+    def base_url(self) -> str:
+        return self._pool.base_url
+
+    def describe(self) -> str:
+        """The model, the links and the pool."""
+        lines = [f"model: {line}" for line in describe(self._pool.models)]
+        rate = self.config.uplink_bytes_per_s
+        if rate is not None:
+            lines.append(
+                f"links: capped at {rate / 1e6:.1f} MB/s per worker and direction, so that a load"
+                f" takes {self._manifest.size_bytes / rate:.2f} s"
+            )
+        return "\n".join([*lines, f"pool: {self._pool.layout}, starting …"])
+
+    @asynccontextmanager
+    async def pool(self) -> AsyncIterator[None]:
+        """The pool, ready; drained and gone afterwards. Raises PoolFailed."""
+        async with self._pool:
+            await self._pool.ready()
+            yield
+
+    async def play(self, rows: Sequence[TraceRow], *, seed: int) -> Played:
+        """Send the rows when they are due, with prompts drawn from `seed`; print progress."""
+        self._started_ns = time.monotonic_ns()
+        self._sent_ns = [row.arrival_ns for row in rows]
+        self._done = self._failed = 0
+        progress = asyncio.create_task(self._show_progress())
+        load = replayer.replay(
+            self._pool.base_url,
+            self._pool.models[0].spec.name,
+            rows,
+            prompt_ids_for=replayer.prompts_from_seed(self._vocabulary, seed),
+            on_progress=self._count,
+            drain_ns_max=_DRAIN_S * _NS_PER_S,
+        )
+        try:
+            results = await self._pool.or_failure(load)
+        finally:
+            progress.cancel()
+        late_ns = replayer.lateness_ns(results, 100)
+        if late_ns is not None:
+            print(f"requests left at most {late_ns / 1e6:.0f} ms after they were due")
+        return Played(results, self._started_ns, Path(str(self.config.record)))
+
+    def check(self, results: Sequence[replayer.ReplayResult]) -> TokenChecks:
+        """Hold every token against one forward of the model, as transformers computes it; those
+        that timed devices make up against an executor that nothing disturbs."""
+        is_timed = self.config.device == "timed"
+        directory = Path(self.config.models[0].path)
+        return checked_tokens(directory, results, self._manifest if is_timed else None)
+
+    async def until_serving(self, limit_s: float) -> None:
+        """Give the pool time to have its least size: ready it is with one instance."""
+        least = self.config.models[0].instances_min
+
+        def has_all(counts: _Instances) -> bool:
+            return sum(count for (_, state), count in counts.items() if state == "serving") >= least
+
+        await self._until(has_all, limit_s)
+
+    async def until_small(self, limit_s: float) -> None:
+        """Give the pool time to shrink to its least size."""
+        least = self.config.models[0].instances_min
+        await self._until(lambda counts: sum(counts.values()) <= least, limit_s)
+
+    async def until_loaded(self, limit_s: float) -> None:
+        """Give loads that are under way time to end."""
+        under_way = ("starting", "loading", "live")
+        await self._until(lambda counts: not any(at in under_way for _, at in counts), limit_s)
+
+    async def _until(self, is_so: Callable[[_Instances], bool], limit_s: float) -> None:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            deadline = time.monotonic() + limit_s
+            while not is_so(await self._instances(client)) and time.monotonic() < deadline:
+                await asyncio.sleep(0.1)
+
+    # -- helpers ------------------------------------------------------------------------------
+
+    def _count(self, result: replayer.ReplayResult) -> None:
+        self._done += 1
+        self._failed += not result.ok
+
+    async def _show_progress(self) -> None:
+        """A line every few seconds: time, instances, requests."""
+        async with httpx.AsyncClient(trust_env=False) as client:
+            while True:
+                await asyncio.sleep(_PROGRESS_S)
+                counts = await self._instances(client)
+                shown = ", ".join(
+                    f"{count} {state}" if role == Role.UNIFIED else f"{count} {role} {state}"
+                    for (role, state), count in counts.items()
+                )
+                elapsed_ns = time.monotonic_ns() - self._started_ns
+                due = sum(1 for at_ns in self._sent_ns if at_ns < elapsed_ns)
+                print(
+                    f"  {elapsed_ns / _NS_PER_S:5.1f} s  instances: {shown or 'none'};  requests:"
+                    f" {due} sent, {self._done} done, {self._failed} failed",
+                    flush=True,
+                )
+
+    async def _instances(self, client: httpx.AsyncClient) -> _Instances:
+        """As /metrics tells; nothing while the gateway is busy or away."""
+        try:
+            text = (await client.get(f"{self._pool.base_url}/metrics")).text
+        except httpx.HTTPError:
+            return {}
+        counts: _Instances = {}
+        for row in text.splitlines():
+            if row.startswith("livescale_instances{"):
+                key = _label(row, "role"), _label(row, "state")
+                counts[key] = counts.get(key, 0) + int(float(row.rsplit(" ", 1)[1]))
+        return {key: count for key, count in counts.items() if count}
+
+
+def _label(row: str, name: str) -> str:
+    """The value of a label in a row of /metrics."""
+    return row.split(f'{name}="')[1].split('"')[0]

@@ -1,0 +1,223 @@
+"""The acts of the demo of several hosts: a head and hosts that are network namespaces, each with
+nothing but the public commands in it, and a client beside the head.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from livescale.common.interpreter import module_words
+from livescale.lab.bench.base.line_process import LineProcess
+from livescale.lab.bench.hosts.host_commands import HostCommand
+from livescale.lab.client.replay_process import ReplayJob
+from livescale.lab.client.replayer import ReplayResult
+from livescale.lab.commands.pool_watch import PoolWatch
+from livescale.lab.testbed.bed import Testbed
+
+_NS_PER_S = 1_000_000_000
+_JOIN_PORT, HTTP_PORT = 7000, 8000
+_LOOK_S = 0.02
+_END_S = 10.0
+_DRAIN_S = 60.0
+# Between two acts, so that the picture shows them apart.
+_BETWEEN_S = 2.0
+_BIND = "d0"
+"""The link of a host that everything goes over: parameters, rows, tokens and words."""
+
+
+@dataclass(slots=True)
+class HostsStory:
+    """What happened, in ns of the demo's clock. `joined_ns` is from each host's command to its
+    first worker; `streams` are the requests that the lost host had when its links were cut."""
+
+    began_ns: int = field(default_factory=time.monotonic_ns)
+    joined_ns: dict[str, int] = field(default_factory=dict)
+    load_began_ns: int = 0
+    scale_up_ns: int | None = None
+    lost: str = ""
+    cut_ns: int = 0
+    noticed_ns: int | None = None
+    streams: list[str] = field(default_factory=list)
+    left: str = ""
+    left_ns: int | None = None
+    left_streams: int = 0
+    results: list[ReplayResult] = field(default_factory=list)
+
+    def tell(self, text: str) -> None:
+        """A line of the story, with the time since its beginning."""
+        elapsed_s = (time.monotonic_ns() - self.began_ns) / _NS_PER_S
+        print(f"{elapsed_s:7.1f} s  {text}", flush=True)
+
+
+class HostsDemo:
+    """`play` on a testbed whose first host is the head. `folder` gets the record and the logs."""
+
+    def __init__(self, bed: Testbed, folder: Path, flags: Sequence[str], patience_s: float) -> None:
+        self.record = folder / "hosts.jsonl"
+        self.story = HostsStory()
+        self._bed = bed
+        self._folder = folder
+        self._flags = flags
+        self._patience_s = patience_s
+        self._pool = PoolWatch(self.record, patience_s)
+        self._watch = self._pool.record
+        self._commands = self._pool.commands
+
+    @property
+    def head(self) -> str:
+        return self._bed.hosts[0].name
+
+    @property
+    def others(self) -> list[str]:
+        return [host.name for host in self._bed.hosts[1:]]
+
+    def play(self, model: Path, job: ReplayJob) -> HostsStory:
+        """All acts, in order. Raises UserError where one of them does not come about."""
+        with self._ended_in_order():
+            self._start_head(model)
+            self._let_join()
+            with self._client() as client:
+                self.story.load_began_ns = time.monotonic_ns()
+                told = f"{len(job.rows)} requests begin, most of them in one burst"
+                self.story.tell(told)
+                client.send(msgspec.to_builtins(job))
+                self._see_scale_up()
+                self._lose_one()
+                self._let_one_leave()
+                last_s = job.rows[-1].arrival_ns / _NS_PER_S
+                answer = client.receive(last_s + job.drain_s + self._patience_s)
+            self.story.results = msgspec.convert(answer["results"], list[ReplayResult])
+        return self.story
+
+    # -- the acts -------------------------------------------------------------------------------
+
+    def _start_head(self, model: Path) -> None:
+        address = self._bed.hosts[0].devices[0].address
+        words = [
+            *("serve", str(model), "--workers", "0", "--listen", f"{address}:{_JOIN_PORT}"),
+            *("--port", str(HTTP_PORT), "--token-file", str(self._token)),
+            *("--record", str(self.record), *self._flags),
+        ]
+        self._start(self.head, words)
+        self._pool.until(self._token.exists, "the head has its token file")
+        self.story.tell(f"{self.head}: livescale serve --workers 0, the head")
+
+    def _let_join(self) -> None:
+        address = self._bed.hosts[0].devices[0].address
+        for host in self.others:
+            words = [
+                *("join", f"{address}:{_JOIN_PORT}", "--token-file", str(self._token)),
+                *("--name", host, "--interface", _BIND),
+            ]
+            self._start(host, words)
+        waiting = dict.fromkeys(self.others)
+        while waiting:
+            self._pool.until(lambda: any(h in self._watch.joined_ns for h in waiting), "hosts join")
+            for host in [h for h in waiting if h in self._watch.joined_ns]:
+                del waiting[host]
+                took_ns = self._watch.joined_ns[host] - self._commands[host].started_ns
+                self.story.joined_ns[host] = took_ns
+                took_s = took_ns / _NS_PER_S
+                self.story.tell(f"{host}: has joined {took_s:.1f} s after its livescale join")
+        self._pool.until(lambda: bool(self._pool.serving_hosts()), "the first instance serves")
+        self.story.tell(f"{self._pool.serving_hosts()[0]}: the first instance serves")
+
+    def _see_scale_up(self) -> None:
+        """One instance on each host that joined."""
+        seen: dict[str, None] = dict.fromkeys(self._pool.serving_hosts())
+        known = len(self._watch.decided)
+        while len(seen) < len(self.others):
+            self._pool.until(
+                lambda: any(host not in seen for host in self._pool.serving_hosts()),
+                "the burst scales over all hosts",
+            )
+            for host in self._pool.serving_hosts():
+                if host not in seen:
+                    seen[host] = None
+                    self.story.tell(f"{host}: a further instance serves")
+        ups = [(at, d) for at, d in self._watch.decided[known:] if d.to_instances > 1]
+        if ups:
+            self.story.scale_up_ns = time.monotonic_ns() - ups[0][0]
+
+    def _lose_one(self) -> None:
+        """The links of the host with the most requests carry nothing from now on."""
+        story = self.story
+        story.lost = self._pool.until_busy()
+        story.cut_ns = time.monotonic_ns()
+        self._bed.isolate(story.lost)
+        self._watch.read()
+        story.streams = self._watch.requests_on(story.lost)
+        story.tell(
+            f"{story.lost}: its links are down, without a word; {len(story.streams)} streams"
+        )
+        self._pool.until(
+            lambda: self._watch.lost_ns.get(story.lost, 0) > story.cut_ns, "the loss is noticed"
+        )
+        story.noticed_ns = self._watch.lost_ns[story.lost]
+        took_s = (story.noticed_ns - story.cut_ns) / _NS_PER_S
+        story.tell(f"{story.lost}: noticed after {took_s:.1f} s; others go on with its streams")
+        time.sleep(_BETWEEN_S)
+
+    def _let_one_leave(self) -> None:
+        """Ctrl-C at the host that has the most requests."""
+        story = self.story
+        story.left = self._pool.until_busy()
+        story.left_streams = len(self._watch.requests_on(story.left))
+        command = self._commands.pop(story.left)
+        asked_ns = time.monotonic_ns()
+        command.interrupt()
+        story.tell(f"{story.left}: Ctrl-C, with {story.left_streams} streams")
+        self._pool.until(lambda: command.process.poll() is not None, f"{story.left} leaves")
+        if command.process.returncode != 0:
+            command.check_runs()
+        story.left_ns = time.monotonic_ns() - asked_ns
+        story.tell(f"{story.left}: has left in order after {story.left_ns / _NS_PER_S:.1f} s")
+
+    # -- helpers, in the order used -------------------------------------------------------------
+
+    @property
+    def _token(self) -> Path:
+        return self._folder / "pool.token"
+
+    def _start(self, host: str, words: Sequence[str]) -> None:
+        inside = self._bed.inside(host)
+        self._commands[host] = HostCommand.begin(host, self._folder, words, inside=inside)
+
+    def _client(self) -> LineProcess:
+        words = [*self._bed.inside(self.head), *module_words("livescale.lab.client.replay_process")]
+        return LineProcess("the client", words, {})
+
+    @contextlib.contextmanager
+    def _ended_in_order(self) -> Iterator[None]:
+        """The head's Ctrl-C ends the hosts that are there; what happens before that ends all of
+        them at once. What does not end goes with the testbed."""
+        is_whole = False
+        try:
+            yield
+            is_whole = True
+        finally:
+            self._end(is_whole)
+
+    def _end(self, is_whole: bool) -> None:
+        commands = list(self._commands.values())
+        lost = self._commands.get(self.story.lost)
+        for command in commands if not is_whole else [self._commands[self.head]]:
+            command.interrupt()
+        if not is_whole:
+            # Each has had its first one when the second comes, which ends it at once.
+            time.sleep(_LOOK_S * 10)
+            for command in commands:
+                command.interrupt()
+        elif lost is not None:
+            lost.process.kill()
+        deadline_s = time.monotonic() + (_DRAIN_S if is_whole else _END_S)
+        for command in commands:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                command.process.wait(max(deadline_s - time.monotonic(), 0.0))

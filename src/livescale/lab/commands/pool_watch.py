@@ -1,0 +1,56 @@
+"""What the demos of several hosts wait for: a pool of commands in namespaces, seen through its run
+record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from livescale.common.errors import UserError
+from livescale.lab.bench.hosts.host_commands import HostCommand
+from livescale.telemetry.record_watch import RecordWatch
+
+_LOOK_S = 0.02
+
+
+class PoolWatch:
+    """`commands` are those that must run, by host; hosts are named as in the record."""
+
+    def __init__(self, record: Path, patience_s: float) -> None:
+        self.record = RecordWatch(record)
+        self.commands: dict[str, HostCommand] = {}
+        self._patience_s = patience_s
+        self._folder = record.parent
+
+    def serving_hosts(self) -> list[str]:
+        return [host for host in self.record.hosts if self.record.serving_on(host)]
+
+    def busiest(self) -> str | None:
+        """The host whose instance has the most requests; None: none has any."""
+        counts = {h: len(self.record.requests_on(h)) for h in self.serving_hosts()}
+        busy = [host for host, count in counts.items() if count]
+        return max(busy, key=lambda host: (counts[host], host), default=None)
+
+    def until_busy(self) -> str:
+        """The busiest host, when there is one. Raises UserError."""
+        self.until(lambda: self.busiest() is not None, "a host has streams")
+        return self.busiest() or ""
+
+    def until(self, is_so: Callable[[], bool], what: str) -> None:
+        """Read the record until this is so. Raises UserError after the patience, and when a command
+        has ended that should run."""
+        deadline_s = time.monotonic() + self._patience_s
+        while True:
+            self.record.read()
+            if is_so():
+                return
+            for command in self.commands.values():
+                command.check_runs()
+            if time.monotonic() > deadline_s:
+                raise UserError(
+                    f"this did not come about within {self._patience_s:.0f} s: {what}"
+                    f" (logs are in {self._folder})"
+                )
+            time.sleep(_LOOK_S)

@@ -1,0 +1,1 @@
+"""Claims as values, the loads and models that they are tried with, figures."""

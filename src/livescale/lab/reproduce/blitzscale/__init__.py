@@ -1,0 +1,1 @@
+"""BlitzScale's claims and figures (OSDI'25)."""

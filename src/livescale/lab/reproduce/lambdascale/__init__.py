@@ -1,0 +1,1 @@
+"""λScale's claims."""

@@ -1,0 +1,1 @@
+"""QUART's claims."""

@@ -1,0 +1,200 @@
+"""QUART's claims about its five models under a bursty load (§8.2, Figure 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from livescale.lab.reproduce.base.claim import (
+    Conditions,
+    Curve,
+    Figures,
+    Measured,
+    Picture,
+    claim,
+)
+from livescale.lab.reproduce.quart.quart_loads import (
+    BASELINES,
+    MODELS,
+    SLO_PERCENT,
+    StageSetup,
+    good_per_device_s,
+    less_percent,
+    mean,
+    mean_s,
+    percentile_s,
+    played,
+    within_percent,
+)
+from livescale.sim.pools.runs import PoolRun
+
+_ALL = ("quart", *BASELINES)
+_NAMES = {"quart": "QUART", "infless": "INFless", "inferline": "InferLine", "cocktail": "Cocktail"}
+_ASSUMED = (
+    "one of the eight stages takes 1.5 × as long as another (assumed); generated bursts in place of"
+    " MAF's; the baselines' policies by their papers' rules, loading from disk"
+)
+_SLO_PERCENTS = range(100, 325, 25)
+_SETUP = "five models, 8 stages, 12 hosts of 4 devices, one minute with two bursts"
+_MEMORY_NOTE = "N9 has the same systems with QUART's host memory"
+
+
+def _q1_agrees(f: Figures) -> bool:
+    ours = [f[name] for name in BASELINES]
+    return min(ours) >= 20 and ours == sorted(ours, reverse=True)
+
+
+@claim(
+    id="Q1",
+    judges="pool",
+    corrected=_ASSUMED,
+    setup=f"{_SETUP}: mean latency",
+    paper="87.1, 70.5, 36.7 % less than INFless, InferLine, Cocktail",
+    tolerance="the same order, and at least 20 % less",
+    ours="{infless:.1f}, {inferline:.1f}, {cocktail:.1f} % less; in {infless_devices:.0f},"
+    " {inferline_devices:.0f}, {cocktail_devices:.0f} % of their device time",
+    is_within=_q1_agrees,
+    note="mean of the five models' reductions. QUART's policy gives a stage what keeps the SLO and"
+    f" no more; the others hold more devices, and answer as soon from disk; {_MEMORY_NOTE}",
+)
+def mean_latency(conditions: Conditions) -> Measured:
+    """QUART §8.2, Figure 6 (a)."""
+    runs = _runs(conditions)
+    means = {name: {m: mean_s(run) for m, run in its.items()} for name, its in runs.items()}
+    figures = {"failed": _failed(runs)}
+    for name in BASELINES:
+        figures[name] = mean([less_percent(means["quart"][m], means[name][m]) for m in MODELS])
+        figures[f"{name}_devices"] = 100 * _device_ns(runs["quart"]) / _device_ns(runs[name])
+    for name in _ALL:
+        for model, label in MODELS.items():
+            figures[f"{name}_{label.lower()}_s"] = means[name][model]
+    curves = tuple(
+        Curve(_NAMES[name], tuple((float(i), means[name][m]) for i, m in enumerate(MODELS)))
+        for name in _ALL
+    )
+    names = tuple(MODELS.values())
+    return Measured(
+        figures, Picture("Mean latency under bursts (Figure 6a)", "", "s", curves, names=names)
+    )
+
+
+@claim(
+    id="Q2",
+    judges="pool",
+    corrected=f"{_ASSUMED}; shorter for each model, and by a fifth on average",
+    setup=f"{_SETUP}: mean latency of each model",
+    paper="BERT 16.2, LLAMA 9.1, Whisper 10.2, OPT 61.2, WideResNet 41 % less than Cocktail",
+    tolerance="less for each model, and at least 20 % on average",
+    ours="{bert:.1f}, {llama:.1f}, {whisper:.1f}, {opt:.1f}, {wideresnet:.1f} % (mean {mean:.1f})",
+    is_within=lambda f: min(f[label.lower()] for label in MODELS.values()) > 0 and f["mean"] >= 20,
+    note="36.7 % is called the mean of these five, which is 27.5 %. Loads from disk delay Cocktail"
+    " most where the model is large (OPT, BERT); it holds 2.6 × the devices",
+)
+def beside_cocktail(conditions: Conditions) -> Measured:
+    """QUART §8.2, Figure 6 (a); 75th and 99th percentiles as in Figures 6 (c) and (d)."""
+    runs = _runs(conditions)
+    figures = {"failed": _failed(runs)}
+    for model, label in MODELS.items():
+        ours, theirs = runs["quart"][model], runs["cocktail"][model]
+        figures[label.lower()] = less_percent(mean_s(ours), mean_s(theirs))
+        for q in (75, 99):
+            figures[f"{label.lower()}_p{q}"] = less_percent(
+                percentile_s(ours, q), percentile_s(theirs, q)
+            )
+    figures["mean"] = mean([figures[label.lower()] for label in MODELS.values()])
+    curves = tuple(
+        Curve(
+            _NAMES[name],
+            tuple((float(i), percentile_s(runs[name][m], 99)) for i, m in enumerate(MODELS)),
+        )
+        for name in _ALL
+    )
+    names = tuple(MODELS.values())
+    return Measured(
+        figures,
+        Picture("99th percentile under bursts (Figure 6d)", "", "s", curves, names=names),
+    )
+
+
+@claim(
+    id="Q3",
+    judges="pool",
+    corrected=_ASSUMED,
+    setup=f"{_SETUP}: requests within 1.5 × the model's time alone",
+    paper="47.5 %; 2.19, 2.37, 2.09 × INFless, InferLine, Cocktail",
+    tolerance="each within a factor of 1.5",
+    ours="{quart:.1f} %; {infless_ratio:.2f}, {inferline_ratio:.2f}, {cocktail_ratio:.2f} ×; per"
+    " second of devices {infless_per_device:.2f}, {inferline_per_device:.2f},"
+    " {cocktail_per_device:.2f} ×",
+    is_within=lambda f: all(
+        value / 1.5 <= f[name] <= value * 1.5
+        for name, value in (
+            ("quart", 47.5),
+            ("infless_ratio", 2.19),
+            ("inferline_ratio", 2.37),
+            ("cocktail_ratio", 2.09),
+        )
+    ),
+    note="mean of the five models; QUART's policy is told this SLO. The ratio to INFless agrees;"
+    " the others keep it more often than QUART, in more devices",
+)
+def within_slo(conditions: Conditions) -> Measured:
+    """QUART §8.2, Figure 6 (b): SLOs from 1 to 3 times the time of a request that never waits."""
+    runs = _runs(conditions)
+    shares = {
+        name: {percent: _share(its, percent) for percent in _SLO_PERCENTS}
+        for name, its in runs.items()
+    }
+    judged = {name: its[SLO_PERCENT] for name, its in shares.items()}
+    figures = {"failed": _failed(runs), **judged}
+    for name in BASELINES:
+        figures[f"{name}_ratio"] = judged["quart"] / max(judged[name], 0.01)
+        figures[f"{name}_per_device"] = _per_device(runs["quart"]) / _per_device(runs[name])
+    curves = tuple(
+        Curve(_NAMES[name], tuple((p / 100, share) for p, share in shares[name].items()))
+        for name in _ALL
+    )
+    picture = Picture(
+        "Requests within the SLO (Figure 6b)", "SLO, in times alone", "percent", curves
+    )
+    return Measured(figures, picture)
+
+
+# -- helpers --------------------------------------------------------------------------------------
+
+_Runs = Mapping[str, Mapping[str, PoolRun]]
+
+
+def _runs(conditions: Conditions) -> _Runs:
+    """By system and model."""
+    return {
+        name: {model: played(StageSetup(model), name, conditions) for model in MODELS}
+        for name in _ALL
+    }
+
+
+def _failed(runs: _Runs) -> float:
+    return float(sum(run.failed for its in runs.values() for run in its.values()))
+
+
+def _device_ns(runs: Mapping[str, PoolRun]) -> float:
+    return float(sum(run.device_ns() for run in runs.values()))
+
+
+def _per_device(runs: Mapping[str, PoolRun]) -> float:
+    """Requests within the SLO per second of devices, the mean of all models."""
+    return mean(
+        [
+            good_per_device_s(run, StageSetup(model).executed_ns * SLO_PERCENT // 100)
+            for model, run in runs.items()
+        ]
+    )
+
+
+def _share(runs: Mapping[str, PoolRun], percent: int) -> float:
+    """Percent of requests within that SLO, the mean of all models."""
+    return mean(
+        [
+            within_percent(run, StageSetup(model).executed_ns * percent // 100)
+            for model, run in runs.items()
+        ]
+    )

@@ -1,0 +1,1 @@
+"""Drawings: lanes, series, keys."""

@@ -1,0 +1,208 @@
+"""A pool over several hosts as one picture: when each host was there and why it went, what its
+workers did, and how many instances served, by host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from livescale.messages.events import MembersLeave, WorkerJoined, WorkerLost
+from livescale.report.pictures.canvas import (
+    ACCENT,
+    COLOURS,
+    LIMIT,
+    REST,
+    PlotRow,
+    amount_axis,
+    draw_picture,
+    time_axis,
+)
+from livescale.report.pictures.lanes import Shape, draw_shapes, instance_shapes, part_name, tint
+from livescale.report.run.reported_run import ReportedRun
+from livescale.telemetry.history.reading import History
+from livescale.telemetry.record.record import StepLine
+from livescale.telemetry.timeline import spans_of_serving
+
+_NS_PER_S = 1_000_000_000
+_LANE_IN = 0.42
+_MARKS = {"joined": (">", ACCENT), "lost": ("X", "#D55E00"), "left": ("<", LIMIT)}
+
+
+@dataclass(frozen=True, slots=True)
+class HostVisit:
+    """A host from its first worker's joining until it was gone (`is_lost`: without a word); times
+    are the record's, None: it was there to the end. `workers` are the numbers of its workers."""
+
+    host: str
+    workers: tuple[int, ...]
+    joined_ns: int
+    gone_ns: int | None = None
+    is_lost: bool = False
+
+
+def host_visits(steps: Sequence[StepLine]) -> list[HostVisit]:
+    """Every visit of every host that has workers, by name and then in order."""
+    there: dict[str, tuple[int, dict[int, None]]] = {}
+    host_of: dict[int, str] = {}
+    leaving: dict[str, None] = {}
+    visits: list[HostVisit] = []
+
+    def end(host: str, now_ns: int) -> None:
+        joined_ns, workers = there.pop(host)
+        is_lost = host not in leaving
+        leaving.pop(host, None)
+        visits.append(HostVisit(host, tuple(sorted(workers)), joined_ns, now_ns, is_lost))
+
+    for step in steps:
+        for event in step.events:
+            if isinstance(event, WorkerJoined):
+                host = event.device.host
+                host_of[event.worker.worker] = host
+                there.setdefault(host, (step.now_ns, {}))[1][event.worker.worker] = None
+            elif isinstance(event, MembersLeave):
+                leaving |= {
+                    host_of[ref.worker]: None for ref in event.members if ref.worker in host_of
+                }
+            elif isinstance(event, WorkerLost):
+                lost_on = host_of.pop(event.worker.worker, None)
+                if lost_on is not None and lost_on not in host_of.values():
+                    end(lost_on, step.now_ns)
+    visits += [
+        HostVisit(host, tuple(sorted(workers)), joined_ns)
+        for host, (joined_ns, workers) in there.items()
+    ]
+    return sorted(visits, key=lambda visit: (visit.host, visit.joined_ns))
+
+
+def host_picture(path: Path, run: ReportedRun, title: str) -> None:
+    """Two plots over one time: instances that serve, by host, and a lane per host. Raises as
+    `draw_picture`."""
+    visits = host_visits([line for line in run.lines if isinstance(line, StepLine)])
+    hosts = sorted({visit.host for visit in visits})
+    until_s = (run.history.end_ns - run.started_ns) / _NS_PER_S
+    joined_s = [(visit.joined_ns - run.started_ns) / _NS_PER_S for visit in visits]
+    from_s = min([0.0, *joined_s])
+    told = "hosts: there while grey; > joined, x lost without a word, < left in order"
+    rows = [
+        PlotRow(
+            1.7,
+            lambda axes: _instances(axes, run, visits, hosts, (from_s, until_s)),
+            "instances that serve, by host",
+        ),
+        PlotRow(
+            _LANE_IN * max(len(hosts), 1) + 0.8,
+            lambda axes: _lanes(axes, run, visits, hosts, (from_s, until_s)),
+            f"{told}; pale: an instance loads, dark: serves, half as high: drains",
+        ),
+    ]
+    draw_picture(path, title, rows)
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _instances(
+    axes: Axes,
+    run: ReportedRun,
+    visits: Sequence[HostVisit],
+    hosts: Sequence[str],
+    span_s: tuple[float, float],
+) -> None:
+    """One host's on top of the other's."""
+    deltas = {
+        host: _serving(
+            run.history,
+            [visit for visit in visits if visit.host == host],
+            run.started_ns,
+        )
+        for host in hosts
+    }
+    changes_s = {at_s for of in deltas.values() for at_s, _ in of if span_s[0] < at_s < span_s[1]}
+    times_s = [span_s[0], *sorted(changes_s), span_s[1]]
+    counts = [[sum(d for at, d in deltas[host] if at <= t) for t in times_s] for host in hosts]
+    colours = [COLOURS[number % len(COLOURS)] for number in range(len(hosts))]
+    axes.stackplot(times_s, counts, labels=hosts, colors=colours, step="post", linewidth=0)
+    time_axis(axes, span_s[1], span_s[0])
+    largest = max(map(sum, zip(*counts, strict=True)), default=0)
+    amount_axis(axes, "instances", largest, is_count=True)
+    axes.legend(loc="upper right", frameon=False, ncols=max(len(hosts), 1), handlelength=1.2)
+
+
+def _serving(
+    history: History, visits: Sequence[HostVisit], zero_ns: int
+) -> list[tuple[float, int]]:
+    """+1 and -1 where instances of a host began and ceased to serve."""
+    deltas: list[tuple[float, int]] = []
+    for instance, start_ns, stop_ns in spans_of_serving(history):
+        if _visit_of(visits, instance.holdings[0].member.worker, start_ns) is not None:
+            deltas += [
+                ((start_ns - zero_ns) / _NS_PER_S, 1),
+                ((stop_ns - zero_ns) / _NS_PER_S, -1),
+            ]
+    return deltas
+
+
+def _visit_of(visits: Sequence[HostVisit], worker: int, at_ns: int) -> HostVisit | None:
+    """The visit during which a worker was at work at that time."""
+    for visit in visits:
+        gone_ns = at_ns if visit.gone_ns is None else visit.gone_ns
+        if worker in visit.workers and visit.joined_ns <= at_ns <= gone_ns:
+            return visit
+    return None
+
+
+def _lanes(
+    axes: Axes,
+    run: ReportedRun,
+    visits: Sequence[HostVisit],
+    hosts: Sequence[str],
+    span_s: tuple[float, float],
+) -> None:
+    places = {host: place for place, host in enumerate(hosts)}
+    grey = tint(REST, 0.28)
+    for visit in visits:
+        at_s = (visit.joined_ns - run.started_ns) / _NS_PER_S
+        gone_s = span_s[1]
+        if visit.gone_ns is not None:
+            gone_s = (visit.gone_ns - run.started_ns) / _NS_PER_S
+        place = places[visit.host]
+        axes.barh(place, gone_s - at_s, left=at_s, height=0.9, color=grey, linewidth=0)
+        _mark(axes, "joined", at_s, place)
+        if visit.gone_ns is not None:
+            _mark(axes, "lost" if visit.is_lost else "left", gone_s, place)
+    draw_shapes(axes, _shapes(run, visits, places))
+    axes.set_ylim(len(hosts) - 0.45, -0.55)
+    axes.set_yticks(range(len(hosts)), hosts)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    time_axis(axes, span_s[1], span_s[0])
+
+
+def _mark(axes: Axes, what: str, at_s: float, place: int) -> None:
+    marker, colour = _MARKS[what]
+    axes.plot([at_s], [place], marker=marker, color=colour, markersize=7, zorder=5, clip_on=False)
+
+
+def _shapes(run: ReportedRun, visits: Sequence[HostVisit], places: dict[str, int]) -> list[Shape]:
+    """Each host's instances, its workers one below the other."""
+    instances = run.history.instances
+    parts = dict.fromkeys(part_name(one.model, role) for one in instances for _, role in one.roles)
+    colours = {part: COLOURS[n % len(COLOURS)] for n, part in enumerate(parts)}
+    shapes = []
+    for instance in run.history.instances:
+        for held in instance.holdings:
+            visit = _visit_of(visits, held.member.worker, held.begun_ns)
+            if visit is None:
+                continue
+            part = 0.8 / len(visit.workers)
+            middle = (
+                places[visit.host] - 0.4 + part * (visit.workers.index(held.member.worker) + 0.5)
+            )
+            shapes += instance_shapes(
+                instance, held, middle, part, run.started_ns, run.history.end_ns, colours
+            )
+    return shapes

@@ -1,0 +1,1 @@
+"""What one record says, in figures."""

@@ -1,0 +1,1 @@
+"""How processes of a pool are started, kept, and started again."""

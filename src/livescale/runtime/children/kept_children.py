@@ -1,0 +1,123 @@
+"""Children that are kept: started, watched, and started again when they end, until they are told to
+end. Whose children they are, and which of them can stand in for one another, the owner decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable, Sequence
+
+from livescale.config.pool import PoolConfig
+from livescale.runtime.children.pool_process import Child, watch_children
+from livescale.runtime.children.restarts import Restarts, give_up_reason
+from livescale.runtime.wire.news import News
+
+_log = logging.getLogger(__name__)
+
+
+class KeptChildren:
+    """`peers` are all that can do the work of a child; `was_ready` says whether all of it was ready
+    once; `failed` is called with the reason when a child is not started again."""
+
+    def __init__(
+        self,
+        config: PoolConfig,
+        children: Sequence[Child],
+        *,
+        peers: Callable[[Child], list[Restarts]],
+        was_ready: Callable[[], bool],
+        tell: Callable[[News], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        self.children = list(children)
+        self._config = config
+        self._peers = peers
+        self._was_ready = was_ready
+        self._tell = tell
+        self._failed = failed
+        self._stopping = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+        self._keeping: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Start all of them, in order."""
+        watch = watch_children(self.children, self._config.lost_after_ms)
+        self._watching = asyncio.create_task(watch)
+        for child in self.children:
+            await child.start(self._config)
+            self._keeping.append(asyncio.create_task(self._keep(child)))
+
+    def let_go(self) -> None:
+        """From now on nothing is started again."""
+        self._stopping.set()
+
+    async def end(self, children: Sequence[Child], timeout_s: float) -> None:
+        """These of them end within the timeout, or are killed. To be let go first."""
+        for child in children:
+            child.end()
+        waits = [child.process.wait() for child in children if child.process is not None]
+        try:
+            await asyncio.wait_for(asyncio.gather(*waits), timeout_s)
+        except TimeoutError:
+            for child in children:
+                if child.is_alive:
+                    _log.warning("%s does not end: killing it", child.name)
+                    child.signal(signal.SIGKILL)
+
+    async def close(self) -> None:
+        """Stop watching the children, which have ended."""
+        self._stop_watching()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+
+    def kill(self) -> None:
+        """End all of them at once."""
+        self._stopping.set()
+        self._stop_watching()
+        for child in self.children:
+            child.signal(signal.SIGKILL)
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the living children by name."""
+        return {
+            child.name: child.process.pid
+            for child in self.children
+            if child.process is not None and child.is_alive
+        }
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    def _stop_watching(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _keep(self, child: Child) -> None:
+        while True:
+            await child.watch()
+            if self._stopping.is_set():
+                return
+            reason = give_up_reason(child.restarts, self._peers(child), self._was_ready())
+            if reason is not None:
+                self._failed(reason)
+                return
+            self._tell(_end_in_words(child))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), child.restarts.pause_s)
+            if self._stopping.is_set():
+                return
+            await child.start(self._config)
+
+    def __repr__(self) -> str:
+        return f"<KeptChildren {', '.join(child.name for child in self.children)}>"
+
+
+def _end_in_words(child: Child) -> News:
+    restarts = child.restarts
+    when = "died before it was ready" if restarts.failed_starts else "ended"
+    return News(
+        f"{child.name} {when} ({restarts.how_it_ended()});"
+        f" it is started again in {restarts.pause_s:.3g} s",
+        is_problem=True,
+    )

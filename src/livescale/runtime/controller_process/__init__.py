@@ -1,0 +1,1 @@
+"""The process of the controller, and its wires to everybody else."""

@@ -1,0 +1,1 @@
+"""The process of a gateway: the Backend behind the HTTP API."""

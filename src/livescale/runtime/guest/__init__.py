@@ -1,0 +1,1 @@
+"""Processes of other systems that load one model from a pool."""

@@ -1,0 +1,1 @@
+"""Machines that join a pool which runs elsewhere."""

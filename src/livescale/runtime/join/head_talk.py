@@ -1,0 +1,222 @@
+"""The wire to the head that acts, of what joins a pool from another machine: a host, or a gateway.
+
+One wire after the other, for as long as the head is away; what joined works on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from livescale.common.addresses import address_text
+from livescale.common.errors import UserError
+from livescale.config.pool import PoolConfig
+from livescale.member.fence import Fence
+from livescale.messages.epochs import ControllerEpoch
+from livescale.runtime.supervisor.child_boots import other_heads
+from livescale.runtime.wire.acting import met_on
+from livescale.runtime.wire.doors import CONTROLLER_DOOR, OutcastError, StrangerError
+from livescale.runtime.wire.heartbeat import Heartbeats
+from livescale.runtime.wire.joining import (
+    Farewell,
+    GatewayJoins,
+    GatewayWelcome,
+    HostHello,
+    RevokedMembers,
+    Welcome,
+)
+from livescale.runtime.wire.news import News, PoolProgress
+from livescale.runtime.wire.protocol import Address, Refused, ToHost
+from livescale.runtime.wire.wire_channel import Wire, open_wire
+
+if TYPE_CHECKING:
+    from livescale.common.credentials import Credentials
+
+_PAUSE_S_MIN, _PAUSE_S_MAX = 0.05, 1.0
+# A controller that answers says at once which it is.
+_PRESENT_S = 10.0
+AnyWelcome = TypeVar("AnyWelcome", Welcome, GatewayWelcome)
+
+
+class JoinError(UserError):
+    """This machine cannot join the pool; the message says why."""
+
+    exit_status = 2
+
+
+class HeadTalk(Generic[AnyWelcome]):
+    """`run` until this side is to end."""
+
+    def __init__(
+        self,
+        head: Address,
+        secret: str,
+        tls: Credentials | None,
+        tell: Callable[[News | PoolProgress], None],
+        patience_s: float,
+        kind: type[AnyWelcome],
+    ) -> None:
+        """`patience_s` is how long a head may be out of reach before this side has joined; the
+        head welcomes it by a message of this `kind`."""
+        self._head = head
+        self._secret = secret
+        self._tls = tls
+        self._tell = tell
+        self._kind: type[AnyWelcome] = kind
+        self._patience = _Patience(head, patience_s, tell)
+        self._fence = Fence()
+        self._trials = -1
+        #: of the pool that was joined (None: none was yet)
+        self._pool: PoolConfig | None = None
+
+    async def run(
+        self,
+        hello: Callable[[], HostHello | GatewayJoins],
+        stay: Callable[[Wire[ToHost], AnyWelcome], Awaitable[bool]],
+        is_leaving: Callable[[], bool],
+    ) -> None:
+        """Present this side by `hello`; `stay` holds the wire of a head that has welcomed it, and
+        says in the end whether all is over. Raises JoinError where the head cannot be reached,
+        refuses this side, or is none."""
+        patience = self._patience
+        while not is_leaving():
+            try:
+                wire: Wire[ToHost] = await open_wire(
+                    self._next_head(),
+                    ToHost,
+                    secret=self._secret,
+                    door=CONTROLLER_DOOR,
+                    tls=self._tls,
+                )
+                answer = await self._present(wire, hello())
+            except OutcastError as error:
+                await patience.suffer(str(error), is_hopeless=True)
+            except StrangerError as error:
+                reason = f"{error} (another pool, or an old token file?)"
+                await patience.suffer(reason, is_hopeless=self._pool is None)
+            except TimeoutError:
+                reason = "no answer (does a firewall on the way drop what is sent?)"
+                await patience.suffer(reason, is_endless=self._pool is not None)
+            except OSError as error:
+                await patience.suffer(_reason(error), is_endless=self._pool is not None)
+            else:
+                if isinstance(answer, Refused):
+                    wire.close()
+                    await patience.suffer(answer.reason, is_hopeless=not answer.may_pass)
+                    continue
+                self._pool = answer.pool
+                if await _while_beating(wire, answer.pool.lost_after_ms, stay(wire, answer)):
+                    return
+                self._tell(News(f"the controller is away ({wire.error})", is_problem=True))
+                patience.begin()
+
+    async def until_farewell(self, wire: Wire[ToHost]) -> bool:
+        """Whether the controller lets this side go, or the wire ends without a word. After the
+        former it stays open: as long as it is, this side is there."""
+        while (message := await wire.receive()) is not None:
+            if isinstance(message, Farewell):
+                return True
+            if isinstance(message, RevokedMembers) and self._tls is not None:
+                self._tls.keep(message.listed)
+        return False
+
+    # -- helpers, in the order used -------------------------------------------------------------
+
+    def _next_head(self) -> Address:
+        """One head after the other: one of them acts."""
+        others: tuple[Address, ...] = ()
+        if self._pool is not None:
+            others = other_heads(self._pool, self._head)
+        self._trials += 1
+        return (self._head, *others)[self._trials % (1 + len(others))]
+
+    async def _present(
+        self, wire: Wire[ToHost], hello: HostHello | GatewayJoins
+    ) -> AnyWelcome | Refused:
+        """Say who this is; the answer. Raises OSError where none comes."""
+        if await _in_time(met_on(wire, self._fence)) is None:
+            wire.close()
+            raise ConnectionError(wire.error or "the controller did not say which it is")
+        wire.send(hello)
+        answer = await wire.hello()
+        if isinstance(answer, Refused | self._kind):
+            return answer
+        wire.close()
+        raise ConnectionError(wire.error or "the controller gave no answer")
+
+    def __repr__(self) -> str:
+        return f"<HeadTalk with {address_text(self._head.host, self._head.port)}>"
+
+
+def way_to(head: tuple[str, int]) -> str:
+    """The own address on the way to the head. Raises JoinError."""
+    try:
+        family, _, _, _, where = socket.getaddrinfo(*head, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(where)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise JoinError(f"there is no way to {head[0]}: {error.strerror}") from error
+
+
+def _reason(error: OSError) -> str:
+    """In words, without the address, which stands before them."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error) or type(error).__name__
+
+
+async def _while_beating(wire: Wire[ToHost], lost_after_ms: int, stay: Awaitable[bool]) -> bool:
+    """What `stay` says in the end. Meanwhile the wire shows that this side works, as often as the
+    pool expects, and is broken off when the head is silent for as long as the pool allows."""
+    heartbeats = Heartbeats(lost_after_ms)
+    heartbeats.add(wire)
+    beating = asyncio.create_task(heartbeats.run())
+    try:
+        return await stay
+    finally:
+        beating.cancel()
+
+
+async def _in_time(meeting: Awaitable[ControllerEpoch | None]) -> ControllerEpoch | None:
+    with contextlib.suppress(TimeoutError):
+        return await asyncio.wait_for(meeting, _PRESENT_S)
+    return None
+
+
+class _Patience:
+    """How long a head may be out of reach: for ever once this side has joined."""
+
+    def __init__(
+        self, head: Address, patience_s: float, tell: Callable[[News | PoolProgress], None]
+    ) -> None:
+        self._head = address_text(head.host, head.port)
+        self._patience_s = patience_s
+        self._tell = tell
+        self.begin()
+
+    def begin(self) -> None:
+        """The head was there until now."""
+        self._since_s = time.monotonic()
+        self._pause_s = _PAUSE_S_MIN
+        self._told = ""
+
+    async def suffer(
+        self, reason: str, *, is_hopeless: bool = False, is_endless: bool = False
+    ) -> None:
+        """Wait before the next trial. Raises JoinError where none would help, or there were enough
+        of them."""
+        left_s = self._since_s + self._patience_s - time.monotonic()
+        if is_hopeless or (left_s <= 0 and not is_endless):
+            raise JoinError(f"{self._head}: {reason}")
+        if reason != self._told:
+            self._told = reason
+            until = "" if is_endless else f" for {max(left_s, 0):.0f} s"
+            self._tell(News(f"{self._head}: {reason}; trying again{until}", is_problem=True))
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)

@@ -1,0 +1,110 @@
+"""Keeps a lease, or waits for it: asks the store again and again, on a thread, and tells what this
+process may believe. The rules are those of `control/cluster/lease.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from livescale.config.pool import PoolConfig
+from livescale.control.cluster.lease import LeaseClaim, LeaseTerms
+from livescale.runtime.lease.lease_stores import LeaseStore
+
+_log = logging.getLogger(__name__)
+
+
+def lease_clock_ns() -> int:
+    """A clock that goes on while the machine is suspended, where the system has one."""
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def lease_terms(config: PoolConfig) -> LeaseTerms:
+    """Those of the configuration."""
+    return LeaseTerms(config.lease_ms * 1_000_000)
+
+
+class LeaseKeeper:
+    """Lives on an event loop; the store is asked on other threads, once at a time."""
+
+    def __init__(
+        self, claim: LeaseClaim, store: LeaseStore, clock_ns: Callable[[], int] = lease_clock_ns
+    ) -> None:
+        self._claim = claim
+        self._store = store
+        self._clock_ns = clock_ns
+        #: why the store could not be asked last ("": it could)
+        self.problem = ""
+
+    @property
+    def epoch(self) -> int:
+        return self._claim.epoch
+
+    @property
+    def holder(self) -> str:
+        """Who has it, as far as is known."""
+        return self._claim.holder
+
+    def holds(self) -> bool:
+        """This process may act now."""
+        return self._claim.holds(self._clock_ns())
+
+    async def acquired(self) -> None:
+        """Wait until this process holds the lease."""
+        while True:
+            await self._turn()
+            if self.holds():
+                return
+            await self._pause()
+
+    async def lost(self) -> str:
+        """Keep the lease for as long as that goes; why it does not go on."""
+        while self.holds():
+            await self._pause()
+            await self._turn()
+        return self.problem or "another controller has taken it"
+
+    async def give_back(self) -> None:
+        """Others need not wait for its end."""
+        last = self._claim.given_back()
+        if last is not None:
+            try:
+                await asyncio.to_thread(self._store.write, *last)
+            except OSError as error:
+                _log.info("the lease was not given back: %s", error)
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    async def _pause(self) -> None:
+        """Until the next turn is due, or the term ends."""
+        await asyncio.sleep(self._claim.terms.renewal_ns / 1e9)
+
+    async def _turn(self) -> None:
+        """Read, and write what is wanted then; or the other way round while it is held."""
+        try:
+            if self._claim.wanted(self._clock_ns()) is None:
+                record, version = await asyncio.to_thread(self._store.read)
+                self._claim.read(record, version, self._clock_ns())
+            wanted = self._claim.wanted(self._clock_ns())
+            if wanted is not None:
+                sent_ns = self._clock_ns()
+                new = await asyncio.to_thread(self._store.write, *wanted)
+                if new is None:
+                    self._claim.missed()
+                else:
+                    self._claim.written(wanted[0], new, sent_ns)
+        except OSError as error:
+            self._claim.missed()
+            self._tell(str(error))
+        else:
+            self._tell("")
+
+    def _tell(self, problem: str) -> None:
+        if problem and problem != self.problem:
+            _log.warning("the lease cannot be reached: %s", problem)
+        self.problem = problem
+
+    def __repr__(self) -> str:
+        return f"<LeaseKeeper {self._claim!r} in {self._store!r}>"

@@ -1,0 +1,1 @@
+"""The processes of workers and host agents: the Member in the real world."""

@@ -1,0 +1,1 @@
+"""Models of a pool: prepared, published, restored after a restart."""

@@ -1,0 +1,1 @@
+"""Who owns the processes of one host, and of a pool."""

@@ -1,0 +1,91 @@
+"""The token: what a machine needs to join a pool, in a file that only its owner may read.
+
+It holds the pool's secret and, where the pool has certificates, the fingerprint of their authority.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from livescale.common.private_files import is_private
+from livescale.common.settings import ConfigError
+from livescale.values.types import Value
+
+_KIND = "livescale token"
+_FILE_BYTES_MAX = 64 << 10
+_SECRET_BYTES = 16
+_SECRET_CHARS_MIN = 2 * _SECRET_BYTES
+
+
+class JoinToken(Value, frozen=True):
+    """`fingerprint` is the SHA-256 of the certificate of the pool's authority (None: it has
+    none)."""
+
+    secret: str
+    fingerprint: str | None = None
+    kind: str = _KIND
+
+    def __repr__(self) -> str:
+        # Without the secret: what is told of a token may be logged.
+        return f"<JoinToken, fingerprint {self.fingerprint}>"
+
+
+def new_secret() -> str:
+    return secrets.token_hex(_SECRET_BYTES)
+
+
+def make_token(path: Path, fingerprint: str | None = None) -> JoinToken:
+    """The token in this file, which must be one with this fingerprint; a new one where there is no
+    file. Raises ConfigError."""
+    token = JoinToken(new_secret(), fingerprint)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        token = read_token(path)
+        check_fingerprint(path, token, fingerprint)
+        return token
+    except OSError as error:
+        raise ConfigError(f"token_file {path}: {error.strerror}") from error
+    with contextlib.closing(os.fdopen(descriptor, "wb")) as file:
+        file.write(msgspec.json.encode(token) + b"\n")
+    return token
+
+
+def check_fingerprint(path: Path, token: JoinToken, fingerprint: str | None) -> None:
+    """Raises ConfigError for a token of a pool with other certificates, or with none."""
+    check_authority(f"token_file {path}", token, fingerprint)
+
+
+def check_authority(where: str, token: JoinToken, fingerprint: str | None) -> None:
+    """The same for a token that is not from a file."""
+    if token.fingerprint == fingerprint:
+        return
+    if fingerprint is None:
+        raise ConfigError(f"{where}: the pool of this token has certificates: give tls_dir")
+    if token.fingerprint is None:
+        raise ConfigError(f"{where}: the pool of this token has no certificates")
+    raise ConfigError(f"{where}: its certificate authority is not the one in tls_dir")
+
+
+def read_token(path: Path) -> JoinToken:
+    """Raises ConfigError, also for a file that others may read."""
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            text = file.read(_FILE_BYTES_MAX)
+    except OSError as error:
+        raise ConfigError(f"token_file {path}: {error.strerror}") from error
+    if not is_private(found.st_mode, found.st_uid, os.geteuid()):
+        raise ConfigError(f"token_file {path}: others may read it: chmod 600 {path}")
+    try:
+        token = msgspec.json.decode(text, type=JoinToken)
+    except msgspec.MsgspecError:
+        token = JoinToken("", kind="")
+    if token.kind != _KIND or len(token.secret) < _SECRET_CHARS_MIN:
+        raise ConfigError(f"token_file {path}: this is no token that `livescale serve` wrote")
+    return token

@@ -1,0 +1,1 @@
+"""Virtual time, and values that shape a world."""

@@ -1,0 +1,1 @@
+"""The simulated world: members, gateway, faults, lives of the controller."""

@@ -1,0 +1,53 @@
+"""A second controller takes over while the first one lives on and does not know it.
+
+Its lease has ended, by its own clock or not, and its link may be cut: each member, and the gateway,
+reaches both of them, one of them, or none for a while. Half of the first ones never receive that
+they are over: they act until the end of their lease.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from livescale.sim.base.clock import Clock
+from livescale.sim.world.life import ControllerLife
+from livescale.values.types import WorkerRef
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """When a member, or the gateway, can reach the newer controller, and for how long it cannot
+    reach the older one (0: it can)."""
+
+    newer_after_ns: int
+    older_cut_ns: int
+
+
+class Takeover:
+    """From `older` to a newer life. Every cut ends after `longest_ns`; by then the older life has
+    ended, if only by its lease."""
+
+    def __init__(self, clock: Clock, older: ControllerLife, longest_ns: int, choice: int) -> None:
+        self._clock = clock
+        self.older = older
+        self._longest_ns = longest_ns
+        self._rng = random.Random(f"takeover {choice}")
+        older.is_deaf = self._rng.random() < 0.5
+        clock.after(longest_ns, lambda: older.end(clock.now_ns))
+
+    def begin(self, peer: WorkerRef | None, meet: Callable[[], None]) -> None:
+        """This member, or the gateway (None), is to `meet` the newer life."""
+        way = self._draw()
+        self._clock.after(way.newer_after_ns, meet)
+        if way.older_cut_ns:
+            self.older.hold(peer)
+            self._clock.after(way.older_cut_ns, lambda: self.older.go_on(peer))
+
+    def _draw(self) -> Way:
+        """Half of them reach the newer one soon, and half are cut off from the older one."""
+        rng = self._rng
+        soon_ns = max(self._longest_ns // 20, 1)
+        newer_ns = rng.randint(1, rng.choice([soon_ns, self._longest_ns]))
+        return Way(newer_ns, rng.choice([0, rng.randint(1, self._longest_ns)]))

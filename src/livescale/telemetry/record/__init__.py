@@ -1,0 +1,1 @@
+"""Records of controllers on disk: their lines, files and ends."""

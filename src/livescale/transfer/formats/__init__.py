@@ -1,0 +1,1 @@
+"""What goes over a connection of the data plane, and what a carrier must do."""

@@ -1,0 +1,1 @@
+"""Connections with peers: what waits on them, and what goes first."""

@@ -1,0 +1,1 @@
+"""The bytes of models in memory, and how they are checked."""

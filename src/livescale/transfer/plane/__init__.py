@@ -1,0 +1,1 @@
+"""The data plane: orders carried out, copies passed on."""

@@ -1,0 +1,1 @@
+"""Names and numbers that every floor knows: layers, workers, routes, chunks, policies."""
