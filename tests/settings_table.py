@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from livescale.common.settings import Setting, shown_default
 from livescale.config.model import MODEL_SETTINGS
-from livescale.config.pool import SETTINGS
+from livescale.config.pool import GROUPS
 
 
 def settings_table_markdown() -> str:
     """The documentation's tables of pool and model settings."""
-    lines = [
-        "| setting | variable | type | unit | default | meaning |",
-        "|---|---|---|---|---|---|",
-    ]
-    for setting in SETTINGS:
-        lines.append(f"| `{setting.name}` | `{setting.variable}` | {_cells(setting)} |")
-    lines += ["", "| key of `models:` | type | unit | default | meaning |", "|---|---|---|---|---|"]
+    lines = []
+    for title, group in GROUPS.items():
+        lines += [f"**{title[0].upper()}{title[1:]}**", ""]
+        lines += [
+            "| setting | variable | type | unit | default | meaning |",
+            "|---|---|---|---|---|---|",
+        ]
+        for setting in group:
+            lines.append(f"| `{setting.name}` | `{setting.variable}` | {_cells(setting)} |")
+        lines.append("")
+    lines += ["| key of `models:` | type | unit | default | meaning |", "|---|---|---|---|---|"]
     for setting in MODEL_SETTINGS:
         lines.append(f"| `{setting.name}` | {_cells(setting)} |")
         for key in setting.keys:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.messages.plans import PlannedLoad, ScalePlan
+from livescale.messages.scale_plan import PlannedLoad, ScalePlan
 from livescale.values.chunks import ChunkGrid, ChunkRange, Feed, fitting_chunk_bytes, ranges_of
 from livescale.values.types import FromStorage, FromWorker, WorkerRef, agent_ref
 

@@ -61,7 +61,15 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"livescale {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, words in COMMANDS.items():
-        sub = commands.add_parser(name, help=words, description=words)
+        sub = commands.add_parser(name, help=words, description=words, add_help=False)
+        sub.add_argument(
+            *("-h", "--help"),
+            action=_Help,
+            nargs="?",
+            choices=("all",),
+            metavar="all",
+            help="this text",
+        )
         if name == command:
             _module(name).add_arguments(sub)
     return parser
@@ -84,6 +92,23 @@ def main(argv: list[str] | None = None) -> int:
         print(f"livescale {parsed.command}: interrupted", file=sys.stderr)
         return _INTERRUPTED
     return code
+
+
+class _Help(argparse.Action):
+    """A command whose help leaves something out has the rest as the default `whole_help`."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        whole = parser.get_default("whole_help")
+        if values == "all" and whole is not None:
+            parser.epilog = whole()
+        parser.print_help()
+        parser.exit()
 
 
 def _module(command: str) -> ModuleType:

@@ -15,7 +15,7 @@ from effort import examples
 from livescale.batching.contract.live_order import LIVE_ORDERS, LiveOrder, Progress
 from livescale.batching.live.live_batch import LiveLimits
 from livescale.batching.runs.batcher import BatcherConfig
-from livescale.messages.plans import pair_rate, pair_until
+from livescale.messages.scale_plan import pair_rate, pair_until
 from livescale.values.types import WorkerRef
 
 _LAYERS = 7

@@ -37,7 +37,7 @@ from livescale.runtime.models.catalog import live_limits, prepare_models
 from livescale.sim.base.config import SimConfig
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record.record import RequestLine, ScaleLine, read_record
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 
 MS = 1_000_000
 figures = st.floats(0.001, 1e6)

@@ -19,14 +19,6 @@ from livescale.batching.runs.run import Run, Segment
 from livescale.engine.timed import TimedExecutor
 from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.live.live import count_mismatches
-from livescale.lab.bench.live.live_figures import (
-    finished_at_half_load,
-    half_load_ratio,
-    ideal_last_to_stop,
-    mean_to_optimum,
-    source_idle_share,
-    throughput_curve,
-)
 from livescale.lab.bench.live.live_fleet import SOURCE, AskedRequest
 from livescale.lab.bench.live.live_models import (
     LINK_BYTES_PER_S_MAX,
@@ -38,6 +30,14 @@ from livescale.lab.bench.live.live_models import (
 from livescale.lab.bench.live.live_runs import ALONE, Burst, PairPlay
 from livescale.lab.bench.live.live_twin import layer_ns, simulate
 from livescale.lab.bench.live.live_worker import WorkItem
+from livescale.lab.bench.live.play_figures import (
+    finished_at_half_load,
+    half_load_ratio,
+    ideal_last_to_stop,
+    mean_to_optimum,
+    source_idle_share,
+    throughput_curve,
+)
 from livescale.latency.work import LinearLatency
 from livescale.main import main
 from livescale.sim.pair.player import LivePlay, loaded_every, play

@@ -32,7 +32,7 @@ def wait_s() -> float:
 def steady() -> tuple[object, ...]:
     """A stream of LONG tokens, each of which takes so long at least, is still running when
     everything else has happened; and it has time to end, however busy the machine is."""
-    timed = ("--device", "timed", "--timed-run-us", 1000 * patient_ms(2))
+    timed = ("--device", "timed", "--timed-profile", f"linear:{1000 * patient_ms(2)}:67")
     patience = ("--drain-timeout-s", round(wait_s()), "--queue-timeout-s", round(wait_s()))
     return (*timed, *patience)
 
@@ -99,7 +99,7 @@ def body(max_tokens: int, stream: bool = True) -> dict[str, object]:
 
 
 def test_a_full_queue_is_refused_and_ctrl_c_lets_streams_finish(tiny_model: Path) -> None:
-    small = (*steady(), "--workers", 1, "--sequences-max", 1, "--dispatched-ahead-max", 1)
+    small = (*steady(), "--workers", 1, "--run-tokens-max", 1)
     with serve(tiny_model, "--port", 0, *small, "--queue-requests-max", 1) as running:
         children = running.children()
         assert running.own_children() == 4  # controller, gateway, one agent, one worker

@@ -14,7 +14,7 @@ from livescale.config.pool import PoolConfig
 from livescale.config.reading import load_config
 from livescale.runtime.children.pool_process import child_environment
 from livescale.runtime.models.scaling_settings import model_scaling
-from livescale.values.policies import CoresModel, StagesByQueue
+from livescale.values.scaling_policies import CoresModel, StagesByQueue
 from livescale.values.types import ModelSpec, StageOf
 
 MODEL = CoresModel(3e6, 7e6)
@@ -29,7 +29,7 @@ def pool(folder: Path, text: str) -> PoolConfig:
 def test_a_file_beside_the_pools_is_read_and_goes_into_the_policy(tmp_path: Path) -> None:
     write_cores(tmp_path / "cores.json", MODEL)
     lines = "scaling_policy: stages\ncores_profile: cores.json\n"
-    config = pool(tmp_path, lines + "cores_max: 6\n")
+    config = pool(tmp_path, lines + "tuning: {cores_max: 6}\n")
     assert cores_model(config) == MODEL
     stage = ModelSpec("m/0", (1, 1, 1), 1, 1, stage=StageOf("m", 0, 2, 0))
     found = model_scaling(config, ModelConfig(path="m", stages=2), stage)
@@ -44,7 +44,7 @@ def test_a_file_beside_the_pools_is_read_and_goes_into_the_policy(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("cores_max: 3", "cores_max is given, and no cores_profile"),
+        ("tuning: {cores_max: 3}", "cores_max is given, and no cores_profile"),
         ("cores_profile: x", "for scaling_policy stages, not for slo"),
         ("scaling_policy: pipelines\ncores_profile: x", "not for pipelines"),
         ("scaling_policy: stages\ndevice: cuda\ncores_profile: x", "not for cuda"),

@@ -21,8 +21,8 @@ from livescale.messages.events import AnyEvent
 from livescale.sim.checkers.commands import CommandChecker
 from livescale.sim.checkers.failures import FailureChecker
 from livescale.values.chunks import senders
-from livescale.values.policies import ModelPolicy
 from livescale.values.routes import Duty
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import (
     FromWorker,
     HoldingId,

@@ -9,7 +9,7 @@ from livescale.clusters.topology import Device, Direction, Host, Leaf, LinkKind,
 from livescale.control.multicast.cost import CostModel
 from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.request import PlanRequest, Source
-from livescale.messages.plans import ScalePlan
+from livescale.messages.scale_plan import ScalePlan
 from livescale.values.chunks import ChunkGrid, Feed
 from livescale.values.types import FromWorker, WorkerRef, agent_ref
 

@@ -32,10 +32,10 @@ from livescale.messages.events import (
     RequestEnded,
     WorkerJoined,
 )
-from livescale.messages.plans import ScalePlan
+from livescale.messages.scale_plan import ScalePlan
 from livescale.values.chunks import ChunkGrid, Feed
-from livescale.values.policies import ModelPolicy
 from livescale.values.routes import Duty
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import (
     FromStorage,
     FromWorker,

@@ -69,8 +69,8 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.values.policies import ModelPolicy
 from livescale.values.routes import Duty
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import HoldingId, InstanceState, Outcome, Role, WorkerRef
 
 LOW_NS = 333 * MS

@@ -12,8 +12,20 @@ from effort import examples
 from livescale.common.regions import ALIGNMENT_BYTES
 from livescale.control.state.config import ControllerConfig
 from livescale.messages.events import RequestArrived
-from livescale.values.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
-from livescale.values.policies import Bounds, ModelPolicy, ScalingPolicy, SloAim, TargetOngoing
+from livescale.values.copy_strategies import (
+    AllCopies,
+    CacheCopies,
+    NoCopies,
+    Placement,
+    SpreadCopies,
+)
+from livescale.values.scaling_policies import (
+    Bounds,
+    ModelPolicy,
+    ScalingPolicy,
+    SloAim,
+    TargetOngoing,
+)
 from livescale.values.types import InstanceState, ModelSpec, Outcome, agent_ref
 
 MS = 1_000_000

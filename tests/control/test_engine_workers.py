@@ -32,8 +32,8 @@ from livescale.control.state.config import PairRule
 from livescale.control.together.pairing import choose_pairings
 from livescale.messages.commands import AnyCommand, ChangeDuty, Paired
 from livescale.messages.events import AnyEvent, HoldingReport, LayerArrived, WorkerJoined
-from livescale.values.policies import RoleLimits
 from livescale.values.routes import Partner
+from livescale.values.scaling_policies import RoleLimits
 from livescale.values.types import HoldingId, Role, WorkerRef
 
 LIVE: dict[str, Any] = {

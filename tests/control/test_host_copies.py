@@ -47,7 +47,13 @@ from livescale.messages.events import (
     WorkerLost,
 )
 from livescale.values.chunks import senders
-from livescale.values.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
+from livescale.values.copy_strategies import (
+    AllCopies,
+    CacheCopies,
+    NoCopies,
+    Placement,
+    SpreadCopies,
+)
 from livescale.values.types import HoldingId, agent_ref
 
 IDLE_NS = 500 * MS

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from livescale.control.policy.placement import Discard, HostRoom, Keep, ModelCopies, suggest
 from livescale.control.stages.key_stages import KeyStage
 from livescale.control.state.stage_schedule import StageSchedule
-from livescale.values.placements import KeyStageCopies, keeps_last
+from livescale.values.copy_strategies import KeyStageCopies, keeps_last
 from livescale.values.types import WorkerRef, agent_ref
 
 PERCENT = 85

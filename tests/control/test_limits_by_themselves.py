@@ -27,7 +27,7 @@ from livescale.messages.events import (
     Tick,
     WorkerJoined,
 )
-from livescale.values.policies import Bounds, ModelPolicy, Period
+from livescale.values.scaling_policies import Bounds, ModelPolicy, Period
 
 SECOND_NS = 1_000 * MS
 

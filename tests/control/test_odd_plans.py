@@ -15,7 +15,7 @@ from livescale.clusters.topology import Direction, Host, LinkKind, Topology
 from livescale.control.multicast.binomial import BinomialPlan, groups_at_home
 from livescale.control.multicast.planner import STRATEGIES, make_plan
 from livescale.control.multicast.request import Source
-from livescale.messages.plans import ScalePlan
+from livescale.messages.scale_plan import ScalePlan
 from livescale.values.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.values.types import FromStorage, FromWorker, Upstream, WorkerRef
 

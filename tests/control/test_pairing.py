@@ -55,7 +55,7 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.messages.plans import pair_rate
+from livescale.messages.scale_plan import pair_rate
 from livescale.telemetry.record.record import (
     RECORD_VERSION,
     AnyLine,
@@ -65,8 +65,8 @@ from livescale.telemetry.record.record import (
     write_record,
 )
 from livescale.telemetry.replay import replay
-from livescale.values.policies import ModelPolicy
 from livescale.values.routes import Partner
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import (
     HoldingId,
     InstanceState,

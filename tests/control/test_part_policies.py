@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from livescale.control.policy.load_snapshot import LoadSnapshot
 from livescale.control.policy.part_policies import PartPolicies
-from livescale.values.policies import Bounds, SloAim
+from livescale.values.scaling_policies import Bounds, SloAim
 from livescale.values.types import LayerSpan, Part, Role
 
 PLACES = 64

@@ -32,7 +32,7 @@ from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.planner import STRATEGIES, PlanError, make_plan
 from livescale.control.multicast.ranges import covers, intersect
 from livescale.control.multicast.request import PlanRequest, Source
-from livescale.messages.plans import ScalePlan
+from livescale.messages.scale_plan import ScalePlan
 from livescale.values.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.values.types import FromStorage, FromWorker
 

@@ -18,7 +18,14 @@ from livescale.control.policy.policy import (
     TargetOngoingPolicy,
     make_policy,
 )
-from livescale.values.policies import DAY_NS, Bounds, ModelPolicy, Period, SloAim, TargetOngoing
+from livescale.values.scaling_policies import (
+    DAY_NS,
+    Bounds,
+    ModelPolicy,
+    Period,
+    SloAim,
+    TargetOngoing,
+)
 from livescale.values.types import ModelSpec
 
 MS = 1_000_000

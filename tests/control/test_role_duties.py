@@ -28,9 +28,9 @@ from stories import (
 from livescale.control.controller import Controller
 from livescale.messages.commands import AnyCommand, ChangeDuty, Dispatch
 from livescale.messages.events import AnyEvent, BatchTaken, RequestEnded, WorkerJoined, WorkerLost
-from livescale.messages.plans import FromWorker
-from livescale.values.policies import ModelPolicy, Period, RoleLimits
+from livescale.messages.scale_plan import FromWorker
 from livescale.values.routes import Does
+from livescale.values.scaling_policies import ModelPolicy, Period, RoleLimits
 from livescale.values.types import LayerSpan, Outcome, Part, Role, WorkerRef
 
 SPAN = LayerSpan(0, SPEC.layers)

@@ -27,8 +27,8 @@ from stories import (
 
 from livescale.control.controller import Controller
 from livescale.messages.events import AnyEvent, LiveStarted, WorkerJoined
-from livescale.values.policies import ModelPolicy, RoleLimits
 from livescale.values.routes import Does, KvMove, Partner, Route, Stage, kv_moves
+from livescale.values.scaling_policies import ModelPolicy, RoleLimits
 from livescale.values.types import InstanceId, LayerSpan, ModelSpec, Role
 
 LAYERS, CUT = 8, 4

@@ -23,7 +23,7 @@ from livescale.control.controller import Controller
 from livescale.control.state.config import ANY_PAIR
 from livescale.messages.commands import AnyCommand, StartHolding
 from livescale.messages.events import AnyEvent, InstanceReported, WorkerJoined, WorkerLost
-from livescale.messages.plans import ScalePlan
+from livescale.messages.scale_plan import ScalePlan
 from livescale.values.routes import Partner
 from livescale.values.types import HoldingId
 

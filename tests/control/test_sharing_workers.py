@@ -35,8 +35,8 @@ from livescale.messages.commands import (
     WakeAt,
 )
 from livescale.messages.events import HoldingDropped, Tick
-from livescale.values.placements import NoCopies
-from livescale.values.policies import DAY_NS, ModelPolicy, Period, TargetOngoing
+from livescale.values.copy_strategies import NoCopies
+from livescale.values.scaling_policies import DAY_NS, ModelPolicy, Period, TargetOngoing
 from livescale.values.types import HoldingId, InstanceState
 
 HOUR_NS = DAY_NS // 24

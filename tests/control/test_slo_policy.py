@@ -14,7 +14,7 @@ from livescale.control.policy.autoscaler import Autoscaler
 from livescale.control.policy.load_snapshot import LoadSnapshot, Suggestion
 from livescale.control.policy.policy import SloPolicy
 from livescale.control.policy.service_rate import ServiceRate
-from livescale.values.policies import SloAim
+from livescale.values.scaling_policies import SloAim
 
 MS = 1_000_000
 S = 1_000 * MS

@@ -24,7 +24,7 @@ from stories import (
 from livescale.control.controller import Controller
 from livescale.messages.commands import Drain, Resume, ScaleDecided
 from livescale.messages.events import AnyEvent, InstanceReported, WorkerJoined
-from livescale.values.policies import SloAim
+from livescale.values.scaling_policies import SloAim
 
 S = 1_000 * MS
 AIM = SloAim(ttft_ns=400 * MS, floor_decay_ns=4 * S, scale_down_timeout_ns=100 * MS)

@@ -32,8 +32,8 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.values.policies import ModelPolicy
 from livescale.values.routes import Duty
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import HoldingId, InstanceState, LayerSpan, WorkerRef
 
 WIDE = msgspec.structs.replace(DEVICE, arena_bytes=ALIGNMENT_BYTES + SPEC.size_bytes)

@@ -16,7 +16,7 @@ from livescale.control.multicast.planner import make_plan
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.control.scaling.team_plans import Queue, mean_live_ns, mean_teams_ns, teams_of
 from livescale.control.together.team_spans import TeamModel
-from livescale.messages.plans import ScalePlan
+from livescale.messages.scale_plan import ScalePlan
 from livescale.values.types import WorkerRef
 
 MS = 1_000_000

@@ -12,8 +12,8 @@ from stories import step as step_checked
 from livescale.control.controller import Controller
 from livescale.messages.commands import AnyCommand
 from livescale.messages.events import Tick
-from livescale.values.placements import NoCopies
-from livescale.values.policies import ModelPolicy, TargetOngoing
+from livescale.values.copy_strategies import NoCopies
+from livescale.values.scaling_policies import ModelPolicy, TargetOngoing
 
 
 def make(*models: ModelPolicy, **config: object) -> Controller:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from effort import mostly_long
 from livescale.batching.runs.run import Run, Segment
-from livescale.engine.attention.attention import prompt_attention
+from livescale.engine.attention import prompt_attention
 from livescale.engine.executor import TorchExecutor
 from livescale.engine.files.make import FAMILY_NAMES
 from livescale.values.types import LayerSpan, SamplingParams

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from effort import mostly_long
 from livescale.batching.runs.run import Segment
-from livescale.engine.attention.attention import prompt_attention
+from livescale.engine.attention import prompt_attention
 from livescale.engine.attention.kv_cache import KVCache
 from livescale.engine.attention.prompt_attention import attend_prompt, prompt_part, row_blocks
 from livescale.values.types import SamplingParams

@@ -29,8 +29,8 @@ def pool(tmp_path: Path, **settings: str) -> PoolConfig:
     return load_config(None, [str(tmp_path)], {}, {"device": "timed", **settings})
 
 
-def test_without_a_profile_two_settings_say_it(tmp_path: Path) -> None:
-    config = pool(tmp_path, timed_run_us="300", timed_token_us="2")
+def test_a_line_in_two_numbers(tmp_path: Path) -> None:
+    config = pool(tmp_path, timed_profile="linear:300:2")
     assert latency(config) == LinearLatency(300_000, 2_000)
 
 
@@ -63,6 +63,8 @@ def test_every_kind_of_latency_reaches_a_worker(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("roofline:a100", "timed_profile: 'roofline:a100' is not roofline:ACCELERATOR:MODEL"),
+        ("linear:300", "timed_profile: 'linear:300' is not linear:RUN_US:TOKEN_US"),
+        ("linear:1.5:2", "is not linear:RUN_US:TOKEN_US"),
         ("roofline:a100:gpt", "with one of the models llama-7b, "),
         ("roofline:abacus:llama-3-8b", "timed_profile: unknown accelerator 'abacus'"),
         ("none.csv", r"timed_profile: none\.csv: cannot be read"),

@@ -14,9 +14,9 @@ from test_member_agent import STORIES, play_agent
 from test_member_machine import MOVES
 
 from livescale.member.attempts import HostedAttempts
-from livescale.member.holding import MemberHoldings, ModelHolding
 from livescale.member.instance import HostedInstance
 from livescale.member.member import Member
+from livescale.member.member_holdings import MemberHoldings, ModelHolding
 from livescale.member.memory_map import MemoryMap
 from livescale.member.presence import Presence
 

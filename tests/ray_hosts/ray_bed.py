@@ -28,7 +28,7 @@ NEEDS_RAY = [
 ]
 TWO_HOSTS = """
 device: timed
-timed_run_us: 8000
+timed_profile: "linear:8000:67"
 arena_bytes: 8MiB
 kv_bytes: 8MiB
 ray: {{hosts_min: 1, hosts_max: 2, host_idle_s: 2}}

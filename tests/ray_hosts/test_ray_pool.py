@@ -20,13 +20,13 @@ pytestmark = [*NEEDS_RAY, pytest.mark.long]
 STREAMS, TOKENS = 4, 300
 CONFIG = """
 device: timed
-timed_run_us: {run_us}
+timed_profile: "linear:{run_us}:67"
 arena_bytes: 8MiB
 kv_bytes: 8MiB
 lost_after_ms: {lost_after_ms}
 record: {record}
 ray: {{rack_label: rack}}
-request_attempts_max: 4
+tuning: {{request_attempts_max: 4}}
 models:
   - path: {model}
     name: tiny

@@ -16,7 +16,7 @@ from livescale.runtime.wire.token import read_token
 pytestmark = [*NEEDS_RAY, pytest.mark.long]
 CONFIG = """
 device: timed
-timed_run_us: 8000
+timed_profile: "linear:8000:67"
 arena_bytes: 8MiB
 kv_bytes: 8MiB
 tls_dir: {head}

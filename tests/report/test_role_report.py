@@ -17,7 +17,7 @@ from livescale.report.run_report import run_text
 from livescale.sim.base.config import SimConfig
 from livescale.telemetry.record.record import RequestLine, StepLine
 from livescale.telemetry.timeline import instances_over_time, roles_over_time
-from livescale.values.policies import ModelPolicy, RoleLimits
+from livescale.values.scaling_policies import ModelPolicy, RoleLimits
 from livescale.values.types import InstanceId, Role
 
 

@@ -11,7 +11,7 @@ from livescale.latency.shapes import LLAMA_3_8B
 from livescale.report.run.reported_run import ReportedRun
 from livescale.report.run_report import run_text
 from livescale.sim.base.config import SimConfig
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 
 
 @pytest.fixture(scope="module")

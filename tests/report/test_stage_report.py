@@ -18,7 +18,7 @@ from livescale.report.run.stage_usage import STAGE_HEADER
 from livescale.report.run_report import run_text
 from livescale.sim.base.config import SimConfig
 from livescale.telemetry.record.record import StepLine
-from livescale.values.policies import ModelPolicy, StagesByQueue
+from livescale.values.scaling_policies import ModelPolicy, StagesByQueue
 from livescale.values.stages import even_stages, stage_specs
 from livescale.values.types import InstanceId
 

@@ -14,7 +14,6 @@ from effort import mostly_long
 from livescale.lab.reproduce.base import series
 from livescale.lab.reproduce.base.claim import Conditions, Curve, Picture
 from livescale.lab.reproduce.base.models import cluster_of
-from livescale.lab.reproduce.base.multicasts import NS_PER_S
 from livescale.lab.reproduce.base.paper_figures import PaperFigure, Printed, index, write_figure
 from livescale.lab.reproduce.blitzscale.blitzscale_figures import FIGURES
 from livescale.lab.reproduce.figure_run import UnknownFigureError, choose_figures
@@ -24,6 +23,7 @@ from livescale.sim.pools.configs import build_config
 from livescale.sim.pools.limits import PooledModel, PooledRoles
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.sim.pools.systems import find_system
+from livescale.values.units import NS_PER_S
 
 PANELS = (
     Picture("lines", "x", "y", (Curve("a", ((0.0, 1.0), (1.5, 2.0))),)),

@@ -24,7 +24,7 @@ from livescale.lab.reproduce.quart.quart import gamma_gaps
 from livescale.lab.reproduce.quart.stage_graph_scaling import play_scaled
 from livescale.lab.reproduce.quart.stage_graphs import play_graph
 from livescale.lab.reproduce.quart.stage_lines import play_line
-from livescale.values.policies import StagesByQueue
+from livescale.values.scaling_policies import StagesByQueue
 
 arrivals_of = st.lists(st.floats(0, 20), min_size=1, max_size=60).map(
     lambda gaps: np.cumsum(np.array(gaps))

@@ -28,7 +28,7 @@ from livescale.sim.pools.stage_systems import (
     find_stage_system,
 )
 from livescale.sim.pools.systems import UnknownSystem
-from livescale.values.policies import StagesByQueue, StagesByRate
+from livescale.values.scaling_policies import StagesByQueue, StagesByRate
 
 S = 1_000_000_000
 POOLED = PooledStages(EXECUTED["bert-21b"], UNEVEN)

@@ -39,7 +39,7 @@ from livescale.messages.events import (
     LiveStarted,
     TeamBroke,
 )
-from livescale.messages.plans import ScalePlan
+from livescale.messages.scale_plan import ScalePlan
 from livescale.telemetry.record.record import RunLine, StepLine, read_record
 from livescale.values.chunks import senders
 from livescale.values.routes import Team

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import httpx
 
 from livescale.config.pool import PoolConfig
-from livescale.config.reading import load_config
 from livescale.lab.bench.base.made_models import gauge_sum
 from livescale.lab.testbed.bed import Testbed
 from livescale.runtime.layout.pool_layout import PoolLayout, layout_of
 from livescale.runtime.supervisor.supervisor import Pool
+from made_config import made_config
 from slowness import patient, patient_ms
 
 Result = TypeVar("Result")
@@ -52,7 +52,7 @@ class LocalPool:
         }
         settings = {"port": 0, "record": str(self.record), **patience}
         sizes = {"arena_bytes": "8MiB", "kv_bytes": "8MiB"}
-        config = load_config(file, [], {}, settings | sizes | flags)
+        config = made_config(file, [], settings | sizes | flags)
         layout = None if bed is None else layout_of(bed.topology(), config, bed)
         if make_layout is not None:
             layout = make_layout(config)

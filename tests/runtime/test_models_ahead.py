@@ -25,8 +25,8 @@ from livescale.runtime.wire.protocol import (
     MemberHello,
     PublishedModel,
 )
-from livescale.values.policies import ModelPolicy
 from livescale.values.routes import Duty
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import HoldingId, LayerEntry, LayerSpan, Manifest, ModelSpec, WorkerRef
 
 W = [WorkerRef(number) for number in range(4)]

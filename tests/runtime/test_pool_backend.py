@@ -69,7 +69,7 @@ from livescale.runtime.wire.protocol import (
     ToTokenServer,
 )
 from livescale.runtime.wire.wire_channel import Wire
-from livescale.values.policies import ModelPolicy, RoleLimits
+from livescale.values.scaling_policies import ModelPolicy, RoleLimits
 from livescale.values.types import (
     FinishReason,
     LayerEntry,

@@ -24,7 +24,7 @@ from livescale.messages.commands import StartHolding
 from livescale.messages.events import BatchTaken, WorkerJoined
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record.record import StepLine, read_record
-from livescale.values.policies import ROLES
+from livescale.values.scaling_policies import ROLES
 from livescale.values.types import RequestId
 from slowness import patient
 

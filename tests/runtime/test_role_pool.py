@@ -24,8 +24,8 @@ from livescale.report.run.role_usage import usage_by_role
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record.record import RunLine, StepLine, read_record
 from livescale.telemetry.replay import replay
-from livescale.values.policies import ROLES
 from livescale.values.routes import Duty
+from livescale.values.scaling_policies import ROLES
 from livescale.values.types import InstanceId, Role
 from slowness import patient
 

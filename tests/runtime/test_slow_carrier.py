@@ -13,7 +13,7 @@ from pool_thread import LocalPool, wait_until
 from livescale.engine.files.make import make_model
 from livescale.messages.commands import AmendHolding, PlanMade, StartHolding
 from livescale.messages.events import HoldingCompleted
-from livescale.messages.plans import ScalePlan
+from livescale.messages.scale_plan import ScalePlan
 from livescale.telemetry.record.record import StepLine, read_record
 from livescale.values.types import HoldingId
 from slowness import patient

@@ -14,7 +14,7 @@ from team_pools import words
 from livescale.config.cores import write_cores
 from livescale.messages.commands import CoresDecided, ScaleDecided, SetCores
 from livescale.messages.events import CoresChanged
-from livescale.values.policies import CoresModel
+from livescale.values.scaling_policies import CoresModel
 
 pytestmark = pytest.mark.usefixtures("machine")
 PROMPT, REQUESTS, PER_S = 64, 180, 20

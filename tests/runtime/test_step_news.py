@@ -22,7 +22,7 @@ from livescale.messages.events import (
 from livescale.runtime.controller_process.step_news import StepNews
 from livescale.runtime.wire.news import News
 from livescale.telemetry.history.follower import Follower
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import ModelSpec, WorkerRef
 
 S = 1_000_000_000

@@ -20,8 +20,8 @@ from livescale.sim.world.simulate import simulate
 from livescale.telemetry.history.device_time import device_time
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record.record import StepLine, read_record
-from livescale.values.placements import Placement
-from livescale.values.policies import ModelPolicy, StagesByQueue
+from livescale.values.copy_strategies import Placement
+from livescale.values.scaling_policies import ModelPolicy, StagesByQueue
 from livescale.values.stages import even_stages, stage_specs
 from livescale.values.types import HoldingId
 

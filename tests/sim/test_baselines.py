@@ -13,7 +13,7 @@ from livescale.sim.pools.equal_time import play_equal
 from livescale.sim.pools.limits import PooledModel, PoolError
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.sim.pools.systems import BASELINE, BASELINE_WORLD, SYSTEMS, System, find_system
-from livescale.values.policies import Bounds
+from livescale.values.scaling_policies import Bounds
 
 BASELINES = {"stop": "stop-the-world", "overlap": "overlap", "zigzag": "zigzag"}
 #: what a cluster, its models or a system say, or what only a real pool has

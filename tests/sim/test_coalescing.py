@@ -13,7 +13,7 @@ from effort import mostly_long
 from livescale.sim.base.config import FaultConfig, SimConfig
 from livescale.sim.base.run_notes import SimResult
 from livescale.sim.world.simulate import simulate
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 
 MODEL = make_model("m", 6, 1 << 20)
 

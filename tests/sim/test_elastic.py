@@ -20,8 +20,14 @@ from livescale.sim.world.simulate import simulate
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record.record import AnyLine, ScaleLine, StepLine, read_record
 from livescale.telemetry.timeline import host_copy_use
-from livescale.values.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
-from livescale.values.policies import Bounds, ModelPolicy
+from livescale.values.copy_strategies import (
+    AllCopies,
+    CacheCopies,
+    NoCopies,
+    Placement,
+    SpreadCopies,
+)
+from livescale.values.scaling_policies import Bounds, ModelPolicy
 from livescale.values.types import FromStorage, Outcome
 
 _S = 1000 * MS

@@ -18,8 +18,8 @@ from worlds import MS, make_model
 from livescale.control.policy import placement as placement_module
 from livescale.control.policy.placement import Discard, Keep
 from livescale.sim.checkers.errors import InvariantBroken
-from livescale.values.placements import CacheCopies, KeyStageCopies, NoCopies, Placement
-from livescale.values.policies import ModelPolicy, StagesByQueue
+from livescale.values.copy_strategies import CacheCopies, KeyStageCopies, NoCopies, Placement
+from livescale.values.scaling_policies import ModelPolicy, StagesByQueue
 
 FROM_NS = 60_000 * MS
 """All stages have their first instances long before."""

@@ -33,7 +33,7 @@ from livescale.sim.links.transfers import Transfers
 from livescale.sim.world.simulate import simulate
 from livescale.telemetry.record.record import StepLine, read_record
 from livescale.values.bindings import Binding, EarlyBinding, LateBinding
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import Outcome, WorkerRef
 
 _S = 1000 * MS

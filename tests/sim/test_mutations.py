@@ -52,9 +52,9 @@ from livescale.control.state.reads import Reads
 from livescale.control.together.drains import Drains
 from livescale.control.together.pairing import Pairings
 from livescale.main import main
-from livescale.member.holding import ModelHolding
 from livescale.member.inputs import LayerCame
 from livescale.member.member import Member
+from livescale.member.member_holdings import ModelHolding
 from livescale.messages.commands import (
     AnyCommand,
     ChangeDuty,

@@ -13,7 +13,7 @@ from livescale.sim.pools.configs import build_config
 from livescale.sim.pools.limits import PooledModel, PooledRoles, PoolError
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.sim.pools.systems import SYSTEMS, find_system
-from livescale.values.policies import ROLES
+from livescale.values.scaling_policies import ROLES
 from livescale.values.types import Outcome
 
 MODEL = PooledModel("m", "llama-3-8b", roles=PooledRoles())

@@ -22,7 +22,7 @@ from livescale.sim.base.config import SimConfig
 from livescale.sim.base.run_notes import SimResult
 from livescale.sim.world.simulate import simulate
 from livescale.telemetry.record.record import StepLine, read_record
-from livescale.values.policies import Bounds, RoleLimits
+from livescale.values.scaling_policies import Bounds, RoleLimits
 from livescale.values.types import HoldingId, InstanceId, Outcome, Role
 
 T = TypeVar("T")

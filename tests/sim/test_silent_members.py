@@ -14,7 +14,7 @@ from livescale.control.cluster.liveness import SilenceWatch
 from livescale.sim.base.config import FaultConfig
 from livescale.sim.swarm.seeds import draw_world, run_seed
 from livescale.sim.world.simulate import simulate
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import Outcome
 
 SEEDS = range(60)

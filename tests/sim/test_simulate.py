@@ -20,7 +20,7 @@ from livescale.sim.base.config import FaultConfig, SimConfig
 from livescale.sim.base.run_notes import SimResult
 from livescale.sim.world.simulate import simulate
 from livescale.telemetry.record.record import ScaleLine, StepLine, read_record
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import Outcome
 from slowness import patient
 

@@ -20,7 +20,7 @@ from livescale.sim.base.config import FaultConfig, SimConfig
 from livescale.sim.checkers.errors import InvariantBroken
 from livescale.sim.world.simulate import simulate
 from livescale.telemetry.record.record import StepLine, read_record
-from livescale.values.policies import CoresModel, StagesByQueue
+from livescale.values.scaling_policies import CoresModel, StagesByQueue
 
 MODEL = CoresModel(0.3, 0.7)
 SLO_NS = 14 * SERVICE_NS

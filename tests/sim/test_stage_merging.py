@@ -14,7 +14,7 @@ from livescale.messages.events import InstanceReported, StageCounts
 from livescale.sim.base.config import SimConfig
 from livescale.sim.world.simulate import simulate
 from livescale.telemetry.record.record import StepLine, read_record
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.stages import even_stages, stage_specs
 
 BEGIN_NS = 3_000 * MS

@@ -14,7 +14,7 @@ from livescale.sim.base.config import FaultConfig, ModelChange
 from livescale.sim.checkers.errors import InvariantBroken
 from livescale.sim.world.simulate import simulate
 from livescale.values.bindings import LateBinding
-from livescale.values.policies import StagesByQueue
+from livescale.values.scaling_policies import StagesByQueue
 
 SLO_NS = 4 * 17 * SERVICE_NS // 2
 """Four times what a request takes that never waits: seven even stages, and one of 1.5."""

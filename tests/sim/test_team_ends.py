@@ -26,7 +26,7 @@ from livescale.load.traces import TraceRow
 from livescale.sim.base.config import ModelChange, SimConfig
 from livescale.sim.world.simulate import simulate
 from livescale.telemetry.record.record import AnyLine, RequestLine, StepLine, read_record
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import Outcome
 
 S, MS = 1_000_000_000, 1_000_000

@@ -20,8 +20,8 @@ from livescale.sim.base.config import FaultConfig, ModelChange, SimConfig
 from livescale.sim.world.simulate import simulate
 from livescale.telemetry.record.record import StepLine, read_record
 from livescale.values.bindings import LateBinding
-from livescale.values.policies import ModelPolicy
 from livescale.values.routes import Team
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import InstanceId, Outcome, WorkerRef
 
 S = 1_000 * MS

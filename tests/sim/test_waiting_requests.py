@@ -21,7 +21,7 @@ from livescale.sim.pools.runs import lead_ns, run_pool
 from livescale.sim.pools.systems import find_system
 from livescale.sim.world.simulate import simulate
 from livescale.telemetry.record.record import RequestLine, ScaleLine
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import Outcome
 
 SPEC = make_model("m", 8, 4 * MIB)

@@ -7,8 +7,9 @@ from livescale.latency.work import LinearLatency
 from livescale.load.traces import TraceRow as Row
 from livescale.sim.base.config import FaultConfig, SimConfig
 from livescale.sim.swarm.seeds import draw_world as make_world
-from livescale.sim.swarm.worlds import MIB, MS, make_device, make_model
-from livescale.values.policies import ModelPolicy
+from livescale.sim.swarm.worlds import MIB, make_device, make_model
+from livescale.values.scaling_policies import ModelPolicy
+from livescale.values.units import NS_PER_MS as MS
 
 __all__ = ["MIB", "MS", "Row", "make_config", "make_device", "make_model", "make_world"]
 

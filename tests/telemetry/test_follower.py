@@ -24,8 +24,8 @@ from livescale.messages.events import (
 )
 from livescale.telemetry.history.follower import Follower
 from livescale.values.chunks import ChunkRange, Feed
-from livescale.values.policies import ModelPolicy
 from livescale.values.routes import Duty, Partner
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import (
     FromStorage,
     HoldingId,

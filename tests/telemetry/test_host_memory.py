@@ -22,7 +22,7 @@ from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record.record import RECORD_VERSION, AnyLine, RunLine, StepLine
 from livescale.telemetry.timeline import HostCopyUse, host_copy_use
 from livescale.values.chunks import ChunkRange, Feed
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import FromStorage, HoldingId, LayerSpan, ModelSpec, agent_ref
 
 H = [agent_ref(number) for number in range(3)]

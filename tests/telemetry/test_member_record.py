@@ -22,7 +22,7 @@ from livescale.main import main
 from livescale.member.effects import Effect
 from livescale.member.inputs import FirstByteCame, RunEnded
 from livescale.sim.swarm.seeds import draw_world, run_world
-from livescale.sim.world import member as member_module
+from livescale.sim.world import member_shell as member_module
 from livescale.telemetry.member_record import (
     MemberLine,
     MemberStepLine,
@@ -33,8 +33,8 @@ from livescale.telemetry.member_record import (
 from livescale.telemetry.record.record_parts import RecordError
 from livescale.telemetry.replay import ReplayError, replay_member
 from livescale.values.chunks import ChunkRange, Feed
-from livescale.values.policies import ModelPolicy
 from livescale.values.routes import Partner, Pipeline, Team, TeamMember
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import LayerSpan, ModelSpec, Upstream, WorkerRef
 
 SEEDS = mostly_long(range(12), [0, 2, 5])

@@ -23,8 +23,8 @@ from livescale.telemetry.record.record import (
 )
 from livescale.telemetry.record.record_parts import RecordError
 from livescale.values.chunks import ChunkRange, Feed
-from livescale.values.policies import ModelPolicy
 from livescale.values.routes import Duty
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import (
     FromWorker,
     HoldingId,

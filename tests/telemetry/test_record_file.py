@@ -32,7 +32,7 @@ from livescale.telemetry.record.record import (
 )
 from livescale.telemetry.record.record_file import RecordClaim, RecordFile, create_record
 from livescale.telemetry.record.record_parts import RecordError, part_path, parts_of, record_name
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import ModelSpec, WorkerRef
 
 CONFIG = ControllerConfig((ModelPolicy(ModelSpec("m", (1, 2, 3), 1, 10), 1, 2),), 2)

@@ -32,7 +32,7 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.messages.plans import PlannedLoad, ScalePlan
+from livescale.messages.scale_plan import PlannedLoad, ScalePlan
 from livescale.telemetry.history.follower import Follower
 from livescale.telemetry.record.record import ScaleLine
 from livescale.telemetry.scale_events import ScaleTracker

@@ -63,7 +63,8 @@ def test_a_version_that_was_not_tested_is_tried_only_where_that_is_asked_for(
     (words,) = reasons(directory, "0.1.2+cpu")
     tested = ", ".join(VERSIONS)
     assert words == (
-        f"vLLM 0.1.2+cpu was not tested, only {tested} (--vllm-any-version yes tries it)"
+        f"vLLM 0.1.2+cpu was not tested, only {tested} (vllm_any_version under `tuning:` of the"
+        " configuration file tries it)"
     )
     assert reasons(directory, "0.1.2+cpu", any_version=True) == []
 

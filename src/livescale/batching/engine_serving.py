@@ -19,8 +19,8 @@ from livescale.batching.runs.run import BatchKey, EmittedTokens, EngineAsk, Run,
 from livescale.messages.events import InstanceReported
 from livescale.values.routes import Partner, Taker
 from livescale.values.types import InstanceId, LayerSpan, RequestId, WorkerRef
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _Attempt = tuple[RequestId, int]
 
 
@@ -76,7 +76,7 @@ class EngineServing(Serving):
     @property
     def capabilities(self) -> Capabilities:
         tokens, took_ns = self._prefill_tokens, self._prefill_ns
-        rate = tokens * _NS_PER_S // took_ns if took_ns else None
+        rate = tokens * NS_PER_S // took_ns if took_ns else None
         return Capabilities(
             whole_model_only=not self._overlaps,
             runs_await_layers=self._overlaps,

@@ -35,10 +35,8 @@ if TYPE_CHECKING:
 
 #: settings of the pool that a host may have of its own
 _OWN = (
-    *("tls_dir", "worker_python"),
-    *("device", "worker_threads", "weights_layout", "timed_run_us", "timed_token_us"),
-    *("timed_profile", "arena_bytes", "kv_bytes", "host_memory_bytes", "resident_bytes"),
-    *("uplink_bytes_per_s", "downlink_bytes_per_s", "storage_bytes_per_s", "log_level"),
+    *("tls_dir", "worker_python", "device", "worker_threads", "timed_profile"),
+    *("arena_bytes", "kv_bytes", "host_memory_bytes", "log_level"),
 )
 _SETTINGS = tuple(setting for setting in SETTINGS if setting.name in _OWN)
 

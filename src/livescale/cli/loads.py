@@ -16,9 +16,9 @@ from livescale.common.settings import amount_of_bytes
 from livescale.load.arrivals import named_trace
 from livescale.load.formats import ParsedTrace
 from livescale.load.traces import TraceRow, burst_trace, divide_lengths, summary, upscale, window
+from livescale.values.units import NS_PER_S
 
 DEFAULT_TRACE = "azurecode_0855_5min"
-_NS_PER_S = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def choose_load(arguments: argparse.Namespace) -> Load:
     if min(arguments.seconds, arguments.divide_lengths) < 1 or not 0 < arguments.factor <= 1000:
         raise UserError("--seconds and --divide-lengths must be at least 1, --factor in (0, 1000]")
     data = os.environ.get("LIVESCALE_DATA")
-    stop_ns = arguments.seconds * _NS_PER_S
+    stop_ns = arguments.seconds * NS_PER_S
     if arguments.trace is None and not data:
         trace = ParsedTrace(burst_trace(arguments.seed, stop_ns), "burst")
         name = f"generated burst (seed {arguments.seed})"

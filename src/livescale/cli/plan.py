@@ -20,7 +20,7 @@ from livescale.control.multicast.planner import STRATEGIES, free_uplinks, make_p
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.engine.files.model_files import model_spec, read_manifest
 from livescale.latency.shapes import LLAMA_3_8B
-from livescale.messages.plans import ScalePlan
+from livescale.messages.scale_plan import ScalePlan
 from livescale.report.plan_text import describe_plan
 from livescale.values.types import ModelSpec, WorkerRef
 

@@ -11,8 +11,9 @@ from livescale.cli.serve_display import ServeDisplay
 from livescale.cli.serve_run import serve
 from livescale.common.settings import ConfigError
 from livescale.config.ray import NO_RAY, has_ray
-from livescale.config.reading import add_flags, given_flags, load_config
+from livescale.config.reading import add_flags, given_flags, load_given
 from livescale.runtime.layout.worker_python import check_worker_python
+from livescale.runtime.models.fitting import fitted_here
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
         from livescale.cli import ray_serve
 
         return ray_serve.run(arguments.ray, arguments.config, arguments.models, flags)
-    config = load_config(arguments.config, arguments.models, os.environ, flags)
+    config, given = load_given(arguments.config, arguments.models, os.environ, flags)
     if config.worker_python is not None:
         check_worker_python(config.worker_python)
+    if not arguments.standby:
+        config, words = fitted_here(config, given)
+        if words:
+            print(words)
     with ServeDisplay(config.log_level) as display:
         return asyncio.run(serve(config, display, is_standby=arguments.standby))
 

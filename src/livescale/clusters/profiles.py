@@ -16,6 +16,7 @@ from pathlib import Path
 
 from livescale.common.settings import ConfigError
 from livescale.values.types import Value
+from livescale.values.units import NS_PER_MS
 
 HEAD = "lm_head"
 _OUTSIDE_LAYERS = ("emb", HEAD)
@@ -71,7 +72,6 @@ _LINEAR = ("gpu", "model", "tp", "layers", "num_tokens")
 _ATTENTION = ("kind", "batch_size", "ctx", "num_heads", "num_key_value_heads", "head_dim")
 _NO_OPS = {*_LINEAR, *_ATTENTION, "latency_ms"}
 _KINDS = ("prefill", "decode", "extend")
-_MS_NS = 1_000_000
 _MS_MAX = 1e9
 
 
@@ -146,7 +146,7 @@ class _Cells:
             value_ms = math.nan
         if not 0 <= value_ms <= _MS_MAX:
             raise ConfigError(f"{self.place}: {column} is '{text}', not a time in ms")
-        return round(value_ms * _MS_NS)
+        return round(value_ms * NS_PER_MS)
 
     def ops(self) -> list[str]:
         return [name for name, text in self._cells.items() if text and name not in _NO_OPS]
@@ -192,4 +192,4 @@ def _attention(cells: _Cells) -> AttentionPoint:
 
 
 def _ms(ns: int) -> str:
-    return f"{ns / _MS_NS:.6f}"
+    return f"{ns / NS_PER_MS:.6f}"

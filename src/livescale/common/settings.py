@@ -11,13 +11,12 @@ import typing
 from collections.abc import Hashable, Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import yaml
 
 from livescale.common.errors import UserError
-from livescale.values.policies import Period
+from livescale.values.scaling_policies import Period
 from livescale.values.types import Value
 
 ENVIRONMENT_PREFIX = "LIVESCALE_"
@@ -35,7 +34,8 @@ class ConfigError(UserError, ValueError):
 class About(Value, frozen=True):
     """What the table has of a setting besides its name, type and default.
 
-    Integers lie in [lower, upper]; text is one of `choices` if there are any.
+    Integers lie in [lower, upper]; text is one of `choices` if there are any. What most people set
+    `is_common`; the first words of its help, up to a semicolon, say enough of it.
     """
 
     help: str
@@ -43,6 +43,7 @@ class About(Value, frozen=True):
     lower: int = 0
     upper: int = 1 << 62
     choices: tuple[str, ...] = ()
+    is_common: bool = False
 
 
 class Setting(Value, frozen=True):
@@ -75,9 +76,10 @@ def settings_of(config: type[msgspec.Struct]) -> tuple[Setting, ...]:
     hints = typing.get_type_hints(config, include_extras=True)
     rows = []
     for field in msgspec.structs.fields(config):
-        if typing.get_origin(hints[field.name]) is not Annotated:
-            continue  # `models` has its own table
-        kind, about = typing.get_args(hints[field.name])
+        kind, *about_it = typing.get_args(hints[field.name]) or (None,)
+        about = about_it[0] if about_it else None
+        if not isinstance(about, About):
+            continue  # `models` has its own table, and `Tuning` is none
         members = typing.get_args(kind) or (kind,)
         is_required = field.default is msgspec.NODEFAULT
         default = None if is_required else field.default

@@ -9,7 +9,7 @@ import msgspec
 
 from livescale.common.settings import ConfigError
 from livescale.config.pool import PoolConfig
-from livescale.values.policies import CoresModel
+from livescale.values.scaling_policies import CoresModel
 
 
 def read_cores(path: Path) -> CoresModel:

@@ -30,7 +30,7 @@ class RolesConfig(Value, frozen=True, kw_only=True):
 
     @property
     def both(self) -> tuple[tuple[Role, RoleReplicas], ...]:
-        """In the order of `policies.ROLES`."""
+        """In the order of `scaling_policies.ROLES`."""
         return (Role.PREFILL, self.prefill), (Role.DECODE, self.decode)
 
 
@@ -68,7 +68,9 @@ class ModelConfig(Value, frozen=True, kw_only=True):
     ] = 0
     target_ongoing_requests: Annotated[
         int | None,
-        About("unfinished requests per instance to scale to; the pool's if none", "requests", 1),
+        About(
+            "unfinished requests per instance to scale to; by scaling_policy if none", "requests", 1
+        ),
     ] = None
     schedule: Annotated[
         str,

@@ -9,7 +9,8 @@ import argparse
 import functools
 import importlib.util
 import os
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,10 @@ from livescale.common.addresses import parse_address
 from livescale.common.settings import (
     ENVIRONMENT_PREFIX,
     ConfigError,
+    Setting,
+    amount_of_bytes,
     as_mapping,
+    check_keys,
     kind_of,
     parse_schedule,
     read_values,
@@ -36,8 +40,17 @@ from livescale.config.model import (
     check_roles,
     check_stages_given,
 )
-from livescale.config.pool import ROOFLINE_PREFIX, SETTINGS, WORKERS_MAX, PoolConfig
+from livescale.config.pool import (
+    GROUPS,
+    LINEAR_PREFIX,
+    ROOFLINE_PREFIX,
+    SETTINGS,
+    WORKERS_MAX,
+    PoolConfig,
+)
 from livescale.config.serve_file import pool_document
+from livescale.config.settings.removed import instead_of
+from livescale.config.settings.tuning import VLLM_BLOCK_TOKENS, Tuning
 from livescale.config.slo import SloError, parse_slo
 
 TESTBED_VARIABLE = "LIVESCALE_TESTBED"
@@ -67,23 +80,39 @@ def load_config(
     """The checked configuration: `defaults` of the caller < YAML file < environment < flags.
 
     `model_paths` are added to the file's models. A flag of None was not given; the word "none"
-    as a flag or variable means None. Raises ConfigError.
+    as a flag or variable means None. `defaults` may have what is no setting, too (`Tuning`).
+    Raises ConfigError.
     """
+    return load_given(path, model_paths, environ, flags, defaults)[0]
+
+
+def load_given(
+    path: Path | None,
+    model_paths: list[str],
+    environ: Mapping[str, str],
+    flags: Mapping[str, object],
+    defaults: Mapping[str, object] | None = None,
+) -> tuple[PoolConfig, frozenset[str]]:
+    """The same, and the names of all that was given. Raises ConfigError."""
     values: dict[str, object] = dict(defaults or {})
     models: list[ModelConfig] = []
     if path is not None:
         document = dict(pool_document(read_yaml(path), path))
         models += _models_of(document.pop("models", None), path)
         document.pop("ray", None)  # `config/ray.py` reads it, where Ray is asked for
-        values |= read_values(document, SETTINGS, f"{path}: ", also=("models", "ray"))
+        values |= _tuned(document.pop("tuning", None), f"{path}: tuning")
+        _refuse_removed(document, f"{path}: ")
+        values |= read_values(document, SETTINGS, f"{path}: ", also=("models", "ray", "tuning"))
         for name in ("topology", "racks", "cores_profile"):
             if values.get(name) is not None:
                 values[name] = str(path.parent / str(values[name]))
         timed_profile = values.get("timed_profile")
-        if timed_profile is not None and not str(timed_profile).startswith(ROOFLINE_PREFIX):
+        formulas = (ROOFLINE_PREFIX, LINEAR_PREFIX)
+        if timed_profile is not None and not str(timed_profile).startswith(formulas):
             values["timed_profile"] = str(path.parent / str(timed_profile))
     values |= _read_environment(environ)
     given = {name: value for name, value in flags.items() if value is not None}
+    _refuse_removed(given, "flags: ")
     values |= read_values(given, SETTINGS, "flags: ", is_text=True)
     for name in _READ_BY_CHILDREN:
         if values.get(name) is not None:
@@ -92,9 +121,15 @@ def load_config(
         _take_workers(values)
     for model_path in model_paths:
         models.append(_named(ModelConfig(path=model_path)))
+    if values.get("device") == "vllm":
+        values.setdefault("block_tokens", VLLM_BLOCK_TOKENS)
+    if "run_tokens_max" in values:
+        # Each running request computes at least one token per Run, or its decoding would starve.
+        most = min(int(str(values["run_tokens_max"])), Tuning().sequences_max)
+        values.setdefault("sequences_max", most)
     config = msgspec.convert({**values, "models": tuple(models)}, PoolConfig)
     _check(config)
-    return config
+    return config, frozenset(values)
 
 
 def model_of(fields: Mapping[object, object], config: PoolConfig) -> ModelConfig:
@@ -133,26 +168,39 @@ def checked_model(model: ModelConfig, config: PoolConfig) -> ModelConfig:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Give the parser one flag per pool setting. Values stay text; `given_flags` collects them."""
-    group = parser.add_argument_group("settings", "see also LIVESCALE_<NAME> and the config file")
+    """Give the parser one flag per pool setting, and a help that has them by group. Values stay
+    text; `given_flags` collects them."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = settings_help(is_whole=False)
+    parser.set_defaults(whole_help=functools.partial(settings_help, is_whole=True))
     for setting in SETTINGS:
-        unit = f" [{setting.about.unit}]" if setting.about.unit else ""
-        words = f"{setting.about.help}{unit} (default: {shown_default(setting)})"
-        group.add_argument(
-            setting.flag,
-            dest=setting.name,
-            metavar="|".join(setting.about.choices) or setting.type.upper(),
-            default=argparse.SUPPRESS,
-            help=words.replace("%", "%%"),
+        parser.add_argument(
+            setting.flag, dest=setting.name, default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
+    for name in Tuning.__struct_fields__:
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for kind in ("api", "admin"):
         refuse = functools.partial(_refused_key, kind)
-        group.add_argument(f"--{kind}-key", type=refuse, help=argparse.SUPPRESS)
+        parser.add_argument(f"--{kind}-key", type=refuse, help=argparse.SUPPRESS)
+
+
+def settings_help(is_whole: bool) -> str:
+    """The settings by group, as `--help` prints them: those that most people set, a line each, or
+    all of them with every word."""
+    lines = []
+    for title, group in GROUPS.items():
+        shown = [setting for setting in group if is_whole or setting.about.is_common]
+        lines += ["", f"{title}:"]
+        for setting in shown:
+            lines += _whole_help(setting) if is_whole else [_short_help(setting)]
+    lines += ["", "Each is also a variable, LIVESCALE_<NAME>, and a key of the file."]
+    return "\n".join(lines if is_whole else [*lines, "--help=all shows all settings."])
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, object]:
     """The settings among the parsed arguments, for `load_config`."""
-    names = {setting.name for setting in SETTINGS}
+    names = {*(setting.name for setting in SETTINGS), *Tuning.__struct_fields__}
     return {name: value for name, value in vars(arguments).items() if name in names}
 
 
@@ -205,10 +253,48 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, object]:
     for variable in sorted(environ):
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in _NOT_SETTINGS:
             continue
+        _refuse_removed([variable.removeprefix(ENVIRONMENT_PREFIX).lower()], "environment: ")
         if variable not in known:
             raise ConfigError(unknown("environment: unknown variable", variable, known))
         given[known[variable]] = environ[variable]
     return read_values(given, SETTINGS, "environment: ", is_text=True)
+
+
+def _tuned(document: object, where: str) -> dict[str, object]:
+    if document is None:
+        return {}
+    given = as_mapping(document, where)
+    check_keys(given, Tuning.__struct_fields__, where)
+    values: dict[str, object] = {}
+    for key, value in given.items():
+        name = str(key)
+        is_amount = "_bytes" in name and isinstance(value, str)
+        values[name] = amount_of_bytes(str(value), f"{where}.{name}") if is_amount else value
+    try:
+        msgspec.convert(values, Tuning)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return values
+
+
+def _refuse_removed(given: Iterable[object], where: str) -> None:
+    for name in given:
+        instead = instead_of(str(name))
+        if instead is not None:
+            raise ConfigError(f"{where}{name} is no setting any more: {instead}")
+
+
+def _short_help(setting: Setting) -> str:
+    words = setting.about.help.split(";")[0]
+    return f"  {setting.flag:<20} {words} ({shown_default(setting)})"
+
+
+def _whole_help(setting: Setting) -> list[str]:
+    unit = f" [{setting.about.unit}]" if setting.about.unit else ""
+    kind = "|".join(setting.about.choices) or setting.type.upper()
+    words = f"{setting.about.help}{unit} (default: {shown_default(setting)})"
+    inner = textwrap.wrap(words, 76, initial_indent="      ", subsequent_indent="      ")
+    return [f"  {setting.flag} {kind}", *inner]
 
 
 def _refused_key(kind: str, _key: str) -> None:
@@ -234,7 +320,6 @@ def _check(config: PoolConfig) -> None:
         raise ConfigError("token_file is for a pool that others join: say where with `listen`")
     if config.workers or config.hosts > 1:
         _at_most(config, "hosts", "workers")
-    # Each running request computes at least one token per run, or its decoding would starve.
     _at_most(config, "sequences_max", "run_tokens_max")
     # They share the places of the line.
     _at_most(config, "gateways", "queue_requests_max")

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from livescale.common.settings import ConfigError
-from livescale.values.policies import VariationWeights
+from livescale.values.scaling_policies import VariationWeights
 
 _SHIPPED = Path(__file__).parent / "stage_variation.json"
 

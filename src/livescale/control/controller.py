@@ -37,7 +37,7 @@ from livescale.control.together.team_duties import Teams
 from livescale.messages import events
 from livescale.messages.commands import AnyCommand, Dispatch, WakeAt
 from livescale.messages.events import AnyEvent
-from livescale.values.placements import keeps_last
+from livescale.values.copy_strategies import keeps_last
 from livescale.values.types import InstanceState, WorkerRef
 
 # Everybody behind a sender that stalls reports it within this time; then it is judged.

@@ -31,7 +31,7 @@ from livescale.engine.base.run_result import (
 from livescale.engine.files.model_config import ModelShape, parse_config
 from livescale.engine.files.model_files import model_spec
 from livescale.latency.work import LatencyModel, span_ns, with_cores
-from livescale.values.policies import CoresModel
+from livescale.values.scaling_policies import CoresModel
 from livescale.values.stages import gives_rows, takes_rows
 from livescale.values.types import LayerSpan, Manifest, ModelSpec, TokenLogprobs
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from livescale.values.policies import CoresModel
+from livescale.values.scaling_policies import CoresModel
 from livescale.values.types import Value
 
 

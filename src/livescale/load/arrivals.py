@@ -17,8 +17,8 @@ from livescale.common.settings import unknown
 from livescale.load.formats import ParsedTrace, TraceError, TraceRow, parse_trace_file
 from livescale.load.traces import burst_trace, find_trace
 from livescale.values.types import Value
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _CV_MIN, _CV_MAX = 0.01, 32.0
 _SECONDS_MAX = 31_536_000
 REQUESTS_MAX = 50_000_000
@@ -79,10 +79,10 @@ def gamma_arrivals(requests_per_s: float, cv: float, duration_ns: int, seed: int
     """
     if not (requests_per_s > 0 and math.isfinite(requests_per_s)):
         raise ValueError(f"{requests_per_s} requests per second is no rate")
-    if requests_per_s * duration_ns > REQUESTS_MAX * _NS_PER_S:
+    if requests_per_s * duration_ns > REQUESTS_MAX * NS_PER_S:
         raise ValueError(f"more than {REQUESTS_MAX} requests would be generated")
     shape = 1 / cv**2
-    scale_ns = _NS_PER_S / requests_per_s / shape
+    scale_ns = NS_PER_S / requests_per_s / shape
     rng = random.Random(seed)
     # The interval that covers time 0 is drawn in proportion to its length (a gamma of a shape
     # larger by one), and what is left of it is uniform.
@@ -208,4 +208,4 @@ def _convert(pairs: Mapping[str, str], kind: type[_Kind]) -> _Kind:
 def _duration_ns(seconds: float) -> int:
     if not 0 < seconds <= _SECONDS_MAX:
         raise ValueError(f"seconds {seconds:g} is not in 0 to {_SECONDS_MAX}")
-    return round(seconds * _NS_PER_S)
+    return round(seconds * NS_PER_S)

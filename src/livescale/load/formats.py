@@ -33,9 +33,8 @@ import msgspec
 
 from livescale.common.errors import UserError
 from livescale.values.types import Value
+from livescale.values.units import NS_PER_MS, NS_PER_S
 
-_NS_PER_S = 1_000_000_000
-_NS_PER_MS = 1_000_000
 OWN_COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 """The header of LiveScale's own format."""
 
@@ -175,7 +174,7 @@ def _cells(text: str, header: list[str], form: _Form) -> Iterator[tuple[int, str
 
 def _seconds_ns(column: str, text: str) -> int:
     try:
-        arrival_ns = int((Decimal(text) * _NS_PER_S).to_integral_value())
+        arrival_ns = int((Decimal(text) * NS_PER_S).to_integral_value())
     except (InvalidOperation, OverflowError, ValueError):
         raise ValueError(f"{column} '{text}' is not a number of seconds") from None
     if arrival_ns < 0:
@@ -202,7 +201,7 @@ def _date_ns(column: str, text: str) -> int:
     if hour > 23 or minute > 59 or second > 59:
         raise ValueError(f"{column} '{text}' is no time of a day")
     seconds = ((day * 24 + hour) * 60 + minute) * 60 + second
-    return seconds * _NS_PER_S + int((found[5] or "").ljust(9, "0"))
+    return seconds * NS_PER_S + int((found[5] or "").ljust(9, "0"))
 
 
 def _tokens(column: str, text: str, least: int) -> int:
@@ -255,7 +254,7 @@ def _mooncake(text: str) -> Iterator[tuple[int, str, _Record]]:
 
 def _mooncake_record(row: _MooncakeLine) -> _Record:
     # By its shortest text, a fraction of a millisecond is as it was written.
-    at_ns = Decimal(str(row.timestamp)) * _NS_PER_MS
+    at_ns = Decimal(str(row.timestamp)) * NS_PER_MS
     lengths = []
     for name in ("timestamp", "input_length", "output_length"):
         if (value := getattr(row, name)) < 0:

@@ -18,8 +18,8 @@ from pathlib import Path
 from livescale.load.formats import OWN_COLUMNS, parse_trace_file
 from livescale.load.formats import TraceError as TraceError
 from livescale.load.formats import TraceRow as TraceRow
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _SUFFIXES = ("", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
 
 
@@ -75,7 +75,7 @@ def write_trace(path: Path, rows: Sequence[TraceRow]) -> None:
     """
     lines = [",".join(OWN_COLUMNS)]
     for row in rows:
-        seconds, rest_ns = divmod(row.arrival_ns, _NS_PER_S)
+        seconds, rest_ns = divmod(row.arrival_ns, NS_PER_S)
         lines.append(f"{seconds}.{rest_ns:09d},{row.input_tokens},{row.output_tokens}")
     content = ("\n".join(lines) + "\n").encode()
     path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
@@ -111,7 +111,7 @@ def at_rate(rows: Sequence[TraceRow], requests_per_s: float, seed: int) -> list[
     duration_ns = rows[-1].arrival_ns if rows else 0
     if not duration_ns:
         raise ValueError("a trace without requests after its start has no rate")
-    return upscale(rows, requests_per_s * duration_ns / (len(rows) * _NS_PER_S), seed)
+    return upscale(rows, requests_per_s * duration_ns / (len(rows) * NS_PER_S), seed)
 
 
 def window(rows: Sequence[TraceRow], start_ns: int, stop_ns: int) -> list[TraceRow]:
@@ -171,13 +171,13 @@ def summary(rows: Sequence[TraceRow]) -> TraceSummary:
     duration_ns = arrivals[-1]
     count = len(rows)
     second_max = max(
-        bisect.bisect_left(arrivals, arrival + _NS_PER_S) - first
+        bisect.bisect_left(arrivals, arrival + NS_PER_S) - first
         for first, arrival in enumerate(arrivals)
     )
     return TraceSummary(
         requests=count,
         duration_ns=duration_ns,
-        requests_per_s_mean=count * _NS_PER_S / duration_ns if duration_ns else None,
+        requests_per_s_mean=count * NS_PER_S / duration_ns if duration_ns else None,
         second_requests_max=second_max,
         input_tokens_mean=sum(row.input_tokens for row in rows) / count,
         output_tokens_mean=sum(row.output_tokens for row in rows) / count,
@@ -199,7 +199,7 @@ _QUIET_RATE = 0.01
 
 def burst_trace(
     seed: int,
-    duration_ns: int = 60 * _NS_PER_S,
+    duration_ns: int = 60 * NS_PER_S,
     *,
     peak_per_s: float = 67.0,
 ) -> list[TraceRow]:
@@ -239,10 +239,10 @@ def _burst_arrivals(rng: random.Random, duration_ns: int, peak_per_s: float) -> 
     """Arrivals of a Poisson process whose rate is constant over each piece of the shape."""
     start_ns = 0
     for stop_s, part in (*_BURST_SHAPE, (math.inf, _QUIET_RATE)):
-        stop_ns = min(duration_ns, stop_s * _NS_PER_S)
+        stop_ns = min(duration_ns, stop_s * NS_PER_S)
         at_ns = float(start_ns)
         # A Poisson process has no memory: each piece can start afresh.
-        while (at_ns := at_ns + rng.expovariate(peak_per_s * part) * _NS_PER_S) < stop_ns:
+        while (at_ns := at_ns + rng.expovariate(peak_per_s * part) * NS_PER_S) < stop_ns:
             yield int(at_ns)
         start_ns = int(stop_ns)
         if start_ns >= duration_ns:

@@ -22,11 +22,11 @@ from livescale.load.arrivals import GammaShape, gamma_trace, is_generated, named
 from livescale.load.formats import TraceError, TraceRow
 from livescale.load.traces import at_rate, clip, rotate, upscale, window
 from livescale.values.types import Value
+from livescale.values.units import NS_PER_S
 
 MODELS_MAX = 100_000
 """Models of one workload; a slip of the pen must not fill the memory."""
 
-_NS_PER_S = 1_000_000_000
 _YEAR_S = 31_536_000
 _ZIPF = re.compile(r"zipf\((\d{1,2}(?:\.\d{1,6})?)\)")
 
@@ -91,7 +91,7 @@ def read_workload(path: Path, data_dir: Path | None, seed: int) -> Workload:
     if not isinstance(entries, list) or not entries:
         found = kind_of(entries) if entries != [] else "an empty list"
         raise ConfigError(f"{path}: models must be a list of models, not {found}")
-    reader = _Reader(data_dir, round(seconds * _NS_PER_S), seed)
+    reader = _Reader(data_dir, round(seconds * NS_PER_S), seed)
     for number, item in enumerate(entries):
         where = f"{path}: models[{number}]"
         reader.add(_entry(as_mapping(item, where), where), where)
@@ -214,7 +214,7 @@ class _Reader:
                 rows=tuple(rows),
                 instances_min=entry.min_replicas,
                 instances_max=entry.max_replicas,
-                idle_ns=round(entry.idle_s * _NS_PER_S),
+                idle_ns=round(entry.idle_s * NS_PER_S),
                 priority=entry.priority,
                 slo=slo,
                 clipped_requests=clipped,
@@ -258,10 +258,10 @@ class _Reader:
 
     def _moved(self, rows: list[TraceRow], entry: _Entry, n: int) -> list[TraceRow]:
         """Turned by n shifts within the workload's time, then later by the entry's start."""
-        by_ns = round(n * entry.shift_s * _NS_PER_S) % self.duration_ns
+        by_ns = round(n * entry.shift_s * NS_PER_S) % self.duration_ns
         if by_ns:
             rows = rotate(rows, by_ns, self.duration_ns)
-        start_ns = round(entry.start_s * _NS_PER_S)
+        start_ns = round(entry.start_s * NS_PER_S)
         return window(rows, -start_ns, self.duration_ns - start_ns) if start_ns else rows
 
 

@@ -23,8 +23,8 @@ from livescale.member import effects, inputs
 from livescale.member.attempts import HostedAttempts
 from livescale.member.cores import MemberCores
 from livescale.member.fence import Fence, why_refused
-from livescale.member.holding import MemberHoldings, ModelHolding
 from livescale.member.instance import HostedInstance, ServingLimits
+from livescale.member.member_holdings import MemberHoldings, ModelHolding
 from livescale.member.ranks import RankWatermarks
 from livescale.messages import events
 from livescale.messages.attempts import Cancel, Disown

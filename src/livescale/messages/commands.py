@@ -10,7 +10,7 @@ they ask for nothing and are recorded.
 
 from __future__ import annotations
 
-from livescale.messages.plans import ScalePlan
+from livescale.messages.scale_plan import ScalePlan
 from livescale.values.chunks import Feed
 from livescale.values.routes import Duty, Partner
 from livescale.values.types import (

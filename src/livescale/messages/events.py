@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from livescale.clusters.topology import Device, Host
 from livescale.messages.commands import StartHolding
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import HoldingId, InstanceId, Outcome, RequestId, Role, Value, WorkerRef
 
 

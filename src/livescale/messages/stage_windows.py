@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 
 from livescale.messages.events import StageCounts
 from livescale.values.types import InstanceId
+from livescale.values.units import NS_PER_S
 
 COUNTED_MIN = 8
 """Fewer gaps or services say nothing of how they vary."""
-_NS_PER_S = 1_000_000_000
 
 
 def differences(
@@ -39,4 +39,4 @@ def cv_of_gaps(parts: Iterable[StageCounts]) -> float | None:
 
 def squared_cv(count: int, sum_ns: int, squared_ns_s: int) -> float:
     """The square of a coefficient of variation, from sums of values and of their squares."""
-    return max(count * squared_ns_s * _NS_PER_S / (sum_ns * sum_ns) - 1, 0.0)
+    return max(count * squared_ns_s * NS_PER_S / (sum_ns * sum_ns) - 1, 0.0)

@@ -25,8 +25,9 @@ from livescale.report.run_report import (
     failover_cells,
     phases_s,
 )
-from livescale.telemetry.history.holdings import InstanceHistory
+from livescale.telemetry.history.holding_history import InstanceHistory
 from livescale.telemetry.record.record import LoadPhases, ScaleLine
+from livescale.values.units import NS_PER_S
 
 _GROUPS = (
     *("TTFT mean", "TBT mean", "slowest 5 %, TTFT mean", "instances, mean", "GPU time"),
@@ -129,7 +130,6 @@ def _summary_sentence(runs: Sequence[ReportedRun]) -> str:
 ROWS_MAX = 150
 """Longer tables end with how much they left out."""
 
-_NS_PER_S = 1_000_000_000
 _NAMES_MAX = 3
 _ABSENT = "–"
 
@@ -149,7 +149,7 @@ def scale_event_table(run: ReportedRun) -> WordTable:
     phases = run.phase_names
     rows: list[tuple[str, ...]] = []
     for event in run.scale_events:
-        at = _clock((event.decided_ns - run.started_ns) / _NS_PER_S)
+        at = _clock((event.decided_ns - run.started_ns) / NS_PER_S)
         change = change_text(event).replace("->", "→")
         head = [at, event.model, change, _reason(event), event.strategy or _ABSENT]
         for story, load in event_stories(event, _how, "instance {} released"):
@@ -183,8 +183,8 @@ def life_table(run: ReportedRun) -> WordTable:
     until_ns, started_ns = run.history.end_ns, run.started_ns
     rows = []
     for one in _started(run):
-        served_s = one.serving_ns(until_ns) / _NS_PER_S
-        loading_s = one.loading_ns / _NS_PER_S if one.loading_ns is not None else None
+        served_s = one.serving_ns(until_ns) / NS_PER_S
+        loading_s = one.loading_ns / NS_PER_S if one.loading_ns is not None else None
         received = one.received_bytes
         per_loading = served_s / loading_s if loading_s else None
         rows.append(
@@ -193,7 +193,7 @@ def life_table(run: ReportedRun) -> WordTable:
                 one.model,
                 ", ".join(f"w{held.member.worker}" for held in one.holdings),
                 _source(one.holdings[0].senders),
-                _clock((one.changes[0][0] - started_ns) / _NS_PER_S),
+                _clock((one.changes[0][0] - started_ns) / NS_PER_S),
                 _ABSENT if loading_s is None else seconds(loading_s),
                 _ABSENT if received is None else size_text(received),
                 seconds(served_s) if served_s else _ABSENT,
@@ -214,8 +214,8 @@ def worth_sentence(run: ReportedRun) -> str:
         return "No instance was started."
     until_ns = run.history.end_ns
     whole = [one for one in started if one.loading_ns is not None]
-    loading_s = sum(one.loading_ns or 0 for one in whole) / _NS_PER_S
-    serving_s = sum(one.serving_ns(until_ns) for one in started) / _NS_PER_S
+    loading_s = sum(one.loading_ns or 0 for one in whole) / NS_PER_S
+    serving_s = sum(one.serving_ns(until_ns) for one in started) / NS_PER_S
     tokens = sum(one.emitted_tokens for one in started)
     moved = sum(one.received_bytes or 0 for one in started)
     parts = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from livescale.messages.plans import PlannedLoad, ScalePlan
+from livescale.messages.scale_plan import PlannedLoad, ScalePlan
 from livescale.report.run.terminal import filling
 from livescale.values.types import FromStorage, FromWorker, Upstream, WorkerRef
 

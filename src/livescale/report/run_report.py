@@ -16,8 +16,8 @@ from livescale.telemetry.history.reading import CONTROLLER, Loss
 from livescale.telemetry.history.waiting import SLOWEST_PERCENT
 from livescale.telemetry.record.record import LoadPhases, ScaleLine
 from livescale.values.types import Role
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 MUTATION = "mutation"
 """The reason of decisions that move instances from one role to another."""
 FAILOVER_HEADER = ("at", "lost", "held", "requests", "reason", "replaced after")
@@ -26,7 +26,7 @@ FAILOVER_HEADER = ("at", "lost", "held", "requests", "reason", "replaced after")
 def run_text(run: ReportedRun) -> str:
     """Chart, tables and goodput for a terminal."""
     steps = run.instances
-    until_ns = max(steps[-1][0], int((run.summary.duration_s or 0) * _NS_PER_S)) + _NS_PER_S
+    until_ns = max(steps[-1][0], int((run.summary.duration_s or 0) * NS_PER_S)) + NS_PER_S
     usage = usage_by_model(run.history)
     parts = [
         role_text(run.by_role, run.end_ns) or step_chart("instances that serve", steps, until_ns),
@@ -60,7 +60,7 @@ def event_stories(
     in `released`, {} is the instance's number."""
     stories: list[tuple[str, LoadPhases | None]] = [(how(load), load) for load in event.loads]
     for instance, released_ns in event.released_ns.items():
-        after = seconds((released_ns - event.decided_ns) / _NS_PER_S)
+        after = seconds((released_ns - event.decided_ns) / NS_PER_S)
         stories.append((f"{released.format(instance)} after {after}", None))
     if not stories and event.reason == MUTATION:
         stories.append(("by another role, without a load", None))
@@ -81,18 +81,18 @@ def phases_s(event: ScaleLine, load: LoadPhases, names: Sequence[str]) -> list[f
         load.first_token_ns,
     )
     shown = [at for name, at in zip(LIVE_PHASES, times, strict=True) if name in names]
-    return [None if at is None else (at - event.decided_ns) / _NS_PER_S for at in shown]
+    return [None if at is None else (at - event.decided_ns) / NS_PER_S for at in shown]
 
 
 def failover_cells(loss: Loss, started_ns: int) -> tuple[str, ...]:
     """A row of words below FAILOVER_HEADER; times count from the start of the load."""
     back = "not"
     if loss.back_ns is not None:
-        back = seconds((loss.back_ns - loss.at_ns) / _NS_PER_S)
+        back = seconds((loss.back_ns - loss.at_ns) / NS_PER_S)
         # Its end is not on record.
         back = f"at most {back}" if loss.member == CONTROLLER else back
     return (
-        f"{(loss.at_ns - started_ns) / _NS_PER_S:,.2f} s",
+        f"{(loss.at_ns - started_ns) / NS_PER_S:,.2f} s",
         loss.member,
         ", ".join(loss.held) or "-",
         str(loss.requests),
@@ -110,7 +110,7 @@ def _scale_table(run: ReportedRun) -> str:
     names = run.phase_names
     has_several = len({event.model for event in run.scale_events}) > 1
     for event in run.scale_events:
-        at = seconds((event.decided_ns - run.started_ns) / _NS_PER_S)
+        at = seconds((event.decided_ns - run.started_ns) / NS_PER_S)
         change = change_text(event)
         reason = f"{event.model}: {event.reason}" if has_several else event.reason
         head = [at, change, reason]
@@ -137,8 +137,8 @@ def _usage_table(usage: dict[str, ModelUsage]) -> str:
     rows = [
         [
             *(model, u.requests, u.slo_met, u.prompt_tokens, u.generated_tokens),
-            round(u.device_ns / _NS_PER_S, 1),
-            round(u.spare_ns / _NS_PER_S, 1),
+            round(u.device_ns / NS_PER_S, 1),
+            round(u.spare_ns / NS_PER_S, 1),
         ]
         for model, u in usage.items()
     ]
@@ -176,8 +176,8 @@ def _goodput(run: ReportedRun) -> str:
     s = run.summary
     if s.slo is None or s.goodput_per_s is None or s.slo_attainment is None:
         return "- (no request ended well)"
-    tbt = "any" if s.slo.tbt_ns is None else seconds(s.slo.tbt_ns / _NS_PER_S)
+    tbt = "any" if s.slo.tbt_ns is None else seconds(s.slo.tbt_ns / NS_PER_S)
     return (
         f"{s.goodput_per_s:.2f} requests/s ({100 * s.slo_attainment:.1f} %) within the SLO"
-        f" {run.slo_rule}: TTFT up to {seconds(s.slo.ttft_ns / _NS_PER_S)}, TBT up to {tbt}"
+        f" {run.slo_rule}: TTFT up to {seconds(s.slo.ttft_ns / NS_PER_S)}, TBT up to {tbt}"
     )

@@ -12,8 +12,8 @@ from livescale.report.pictures.canvas import ACCENT, COLOURS, LOAD
 from livescale.report.pictures.live_figures import live_groups
 from livescale.report.run.reported_run import ReportedRun
 from livescale.report.run.terminal import seconds
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _BINS_MAX = 240
 _WIDE_BINS_MAX = 80
 _NARROW_LANES_MAX = 16
@@ -41,7 +41,7 @@ class Gallery:
         self._colours = keys.model_colours(runs)
         self._part_colours = keys.part_colours(runs)
         self._requests = [series.request_series(run) for run in runs]
-        self._until_s = max(*(run.end_ns / _NS_PER_S for run in runs), 0.01)
+        self._until_s = max(*(run.end_ns / NS_PER_S for run in runs), 0.01)
         self._edges = series.bin_edges(self._until_s, _BINS_MAX)
         self._wide_edges = series.bin_edges(self._until_s, _WIDE_BINS_MAX)
 
@@ -162,8 +162,8 @@ class Gallery:
                 is_wide=not in_twos,
             )
             how = f" by {event.strategy}" if event.strategy else ""
-            at = seconds((event.decided_ns - run.started_ns) / _NS_PER_S)
-            took = seconds(spent_ns / _NS_PER_S)
+            at = seconds((event.decided_ns - run.started_ns) / NS_PER_S)
+            took = seconds(spent_ns / NS_PER_S)
             detail = f"{len(loads)} loaded{how}, decided at {at}, done after {took}"
             panels.append(keys.Panel(svg, self._title(run), detail))
         sentence = (
@@ -328,4 +328,4 @@ def _slo_s(run: ReportedRun, what: str) -> float | None:
     if run.slo is None:
         return None
     bound_ns = run.slo.ttft_ns if what == "TTFT" else run.slo.tbt_ns
-    return None if bound_ns is None else bound_ns / _NS_PER_S
+    return None if bound_ns is None else bound_ns / NS_PER_S

@@ -12,7 +12,7 @@ from livescale.messages.commands import ScaleDecided
 from livescale.messages.events import AgentJoined, MembersLeave, WorkerJoined, WorkerLost
 from livescale.telemetry.history.changes import Decided
 from livescale.telemetry.history.follower import Follower
-from livescale.telemetry.history.holdings import InstanceHistory
+from livescale.telemetry.history.holding_history import InstanceHistory
 from livescale.telemetry.record.record import AnyLine, RequestLine, RunLine, StepLine
 from livescale.values.types import InstanceState, RequestId, WorkerRef
 

@@ -33,7 +33,7 @@ from livescale.telemetry.record.record import (
 )
 from livescale.telemetry.record.record_file import RecordFile
 from livescale.telemetry.scale_events import ScaleTracker
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import WorkerRef
 
 FLUSH_S = 0.2

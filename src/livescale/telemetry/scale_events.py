@@ -17,7 +17,7 @@ from livescale.telemetry.history.changes import (
     HoldingEnded,
     HoldingWhole,
 )
-from livescale.telemetry.history.holdings import (
+from livescale.telemetry.history.holding_history import (
     Ending,
     HoldingHistory,
     InstanceHistory,

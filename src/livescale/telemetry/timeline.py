@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from livescale.telemetry.history.holdings import InstanceHistory
+from livescale.telemetry.history.holding_history import InstanceHistory
 from livescale.telemetry.history.reading import History
 from livescale.values.types import InstanceState, Role, WorkerRef
 

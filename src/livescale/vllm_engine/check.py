@@ -72,7 +72,10 @@ def refused(question: VllmQuestion, directory: Path | None, version: str | None)
     facts = VERSIONS.get(release_of(version))
     if facts is None and not question.any_version:
         tested = ", ".join(VERSIONS)
-        yield f"vLLM {version} was not tested, only {tested} (--vllm-any-version yes tries it)"
+        yield (
+            f"vLLM {version} was not tested, only {tested} (vllm_any_version under `tuning:` of the"
+            " configuration file tries it)"
+        )
         return
     known = architectures(directory)
     shapes = {name: parse_config(text, name) for name, text in question.configs.items()}

@@ -15,7 +15,7 @@ from livescale.control.stages.compensation import (
 )
 from livescale.control.stages.formulas.stage_load import StageLoad
 from livescale.control.stages.formulas.targets import wait_allowed_ns
-from livescale.values.policies import CoresModel
+from livescale.values.scaling_policies import CoresModel
 
 MS = 1_000_000
 profiles = st.lists(

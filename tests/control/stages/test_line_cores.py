@@ -11,7 +11,7 @@ from livescale.control.stages.formulas.stage_load import StageLoad
 from livescale.control.stages.line_scaling import LineScaling
 from livescale.control.state.known_cores import KnownCores
 from livescale.messages.events import CoresChanged
-from livescale.values.policies import CoresModel, StagesByQueue
+from livescale.values.scaling_policies import CoresModel, StagesByQueue
 from livescale.values.types import WorkerRef
 
 MS = 1_000_000

@@ -15,7 +15,7 @@ from livescale.control.stages.line_scaling import LineScaling
 from livescale.control.stages.line_window import LineSeen, LineWindow, StageSeen
 from livescale.control.stages.shared_queue import without_moving
 from livescale.messages.events import StageCounts
-from livescale.values.policies import StagesByQueue
+from livescale.values.scaling_policies import StagesByQueue
 
 MS = 1_000_000
 S = 1000 * MS

@@ -15,7 +15,7 @@ from livescale.control.stages.formulas.stage_load import StageLoad
 from livescale.control.stages.line_scaling import LineScaling
 from livescale.control.stages.line_strategies import line_strategy
 from livescale.control.stages.rate_scaling import RateScaling
-from livescale.values.policies import StagesByQueue, StagesByRate
+from livescale.values.scaling_policies import StagesByQueue, StagesByRate
 
 MS = 1_000_000
 S = 1000 * MS

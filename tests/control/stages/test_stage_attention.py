@@ -21,7 +21,7 @@ from livescale.control.stages.formulas.attention import (
     neighbours,
 )
 from livescale.control.stages.formulas.variation import StageTraits, arrivals, flows_in, line
-from livescale.values.policies import VariationWeights
+from livescale.values.scaling_policies import VariationWeights
 
 WEIGHTS = variation_weights()
 STAGES = line([StageTraits(1 / (0.6 * m), 0.2, m) for m in (3, 1, 4, 2)])

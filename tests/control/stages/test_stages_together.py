@@ -11,7 +11,7 @@ from livescale.control.stages.formulas.graph import line
 from livescale.control.stages.formulas.smoother import smooth
 from livescale.control.stages.formulas.stage_load import StageLoad
 from livescale.control.stages.formulas.targets import split_slo
-from livescale.values.policies import CoresModel
+from livescale.values.scaling_policies import CoresModel
 
 S = 1_000_000_000
 STAGES = 5

@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 from livescale.batching.runs.run import BatchKey, Run, RunPart
 from livescale.messages.events import StageCounts
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
-_GAP_MAX_NS = 10 * _NS_PER_S
+_GAP_MAX_NS = 10 * NS_PER_S
 """A longer pause is no gap between arrivals of one load."""
 
 
@@ -86,9 +86,9 @@ class VisitCounts:
             came=self._came,
             done=self._done,
             gaps_ns=self._gaps_ns,
-            gaps_squared_ns_s=self._gaps_squared // _NS_PER_S,
+            gaps_squared_ns_s=self._gaps_squared // NS_PER_S,
             busy_ns=self._busy_ns,
-            busy_squared_ns_s=self._busy_squared // _NS_PER_S,
+            busy_squared_ns_s=self._busy_squared // NS_PER_S,
             waited_ns=self._waited_ns,
             prompt_tokens=self._prompt_tokens,
             prompt_ns=self._prompt_ns,

@@ -13,17 +13,12 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from livescale.control.multicast.chain import FeedsOf
-from livescale.control.multicast.cost import (
-    NS_PER_S,
-    Prediction,
-    Receiver,
-    bytes_in_layer,
-    shape_of,
-)
+from livescale.control.multicast.cost import Prediction, Receiver, bytes_in_layer, shape_of
 from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.placing import Element
 from livescale.values.chunks import CHUNK_RANGES_MAX, ChunkGrid, ChunkRange, Feed
 from livescale.values.types import FromWorker, Value
+from livescale.values.units import NS_PER_S
 
 BLOCKS = 16
 """λScale's choice for all its models (§7.5, Figure 18: 8 and 24 to 48 are worse)."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from livescale.control.multicast.cost import NS_PER_S
 from livescale.control.multicast.fabric import IN, OUT, UNLIMITED, Fabric
 from livescale.control.multicast.placing import Element
 from livescale.values.types import Value, WorkerRef
+from livescale.values.units import NS_PER_S
 
 
 class Bound(Value, frozen=True):

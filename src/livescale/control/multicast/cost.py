@@ -17,8 +17,7 @@ from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.ranges import overlap
 from livescale.values.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.values.types import FromWorker, Upstream, WorkerRef
-
-NS_PER_S = 1_000_000_000
+from livescale.values.units import NS_PER_S
 
 Receiver = tuple[WorkerRef, int]
 """Who receives, and which rank: a host's agent may receive several ranks of one model."""

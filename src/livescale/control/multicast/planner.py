@@ -32,7 +32,7 @@ from livescale.control.multicast.placing import (
     with_few_alike,
 )
 from livescale.control.multicast.request import PlanRequest, Source
-from livescale.messages.plans import LinkBytes, PlannedLoad, ScalePlan
+from livescale.messages.scale_plan import LinkBytes, PlannedLoad, ScalePlan
 from livescale.values.chunks import ChunkGrid
 from livescale.values.types import WorkerRef
 

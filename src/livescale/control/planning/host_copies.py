@@ -26,7 +26,7 @@ from livescale.control.state.load_failures import LoadFailures
 from livescale.control.state.model_state import ModelState
 from livescale.control.state.pool import ParameterPool
 from livescale.messages.commands import AnyCommand, PlanMade, StartHolding
-from livescale.values.placements import AllCopies, CacheCopies, KeyStageCopies, SpreadCopies
+from livescale.values.copy_strategies import AllCopies, CacheCopies, KeyStageCopies, SpreadCopies
 from livescale.values.types import HoldingId, InstanceState, WorkerRef
 
 

@@ -21,8 +21,8 @@ from livescale.control.state.fleet import Fleet
 from livescale.control.state.holdings import Copy
 from livescale.control.state.model_state import ModelState
 from livescale.control.state.pool import ParameterPool
-from livescale.messages.plans import ScalePlan
-from livescale.values.placements import CacheCopies, KeyStageCopies
+from livescale.messages.scale_plan import ScalePlan
+from livescale.values.copy_strategies import CacheCopies, KeyStageCopies
 from livescale.values.types import FromWorker, WorkerRef
 
 _IDS_PER_EPOCH = 1_000_000

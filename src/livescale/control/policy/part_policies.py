@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from livescale.control.policy.load_snapshot import LoadSnapshot, Suggestion
 from livescale.control.policy.policy import DecayingFloor, Policy, make_policy, need_of_kv_rate
-from livescale.values.policies import Bounds, ScalingPolicy, SloAim, TargetOngoing
+from livescale.values.scaling_policies import Bounds, ScalingPolicy, SloAim, TargetOngoing
 from livescale.values.types import Part, Role
 
 _AHEAD_MAX = 2

@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from livescale.values.placements import AllCopies, CacheCopies, KeyStageCopies, NoCopies, Placement
+from livescale.values.copy_strategies import (
+    AllCopies,
+    CacheCopies,
+    KeyStageCopies,
+    NoCopies,
+    Placement,
+)
 from livescale.values.types import WorkerRef
 
 

@@ -14,10 +14,15 @@ from __future__ import annotations
 from typing import Protocol
 
 from livescale.control.policy.load_snapshot import LoadSnapshot, Suggestion
-from livescale.values.policies import Bounds, LinePolicy, ScalingPolicy, SloAim, TargetOngoing
+from livescale.values.scaling_policies import (
+    Bounds,
+    LinePolicy,
+    ScalingPolicy,
+    SloAim,
+    TargetOngoing,
+)
+from livescale.values.units import NS_PER_MS, NS_PER_S
 
-_NS_PER_S = 1_000_000_000
-_NS_PER_MS = 1_000_000
 _QUEUE_LOWER_PERMILLE = 600
 """Of the time that the aim allows in the queue: below, an instance fewer would do."""
 _LEAST_WAIT_NS = 20_000_000
@@ -96,7 +101,7 @@ class BoundsPolicy(_OfLoadAlone):
         """The largest need over all loads; `reason` names the load that asks for most."""
         bounds, rate, needs = self._bounds, load.prefill_tokens_per_s, []
         if rate:
-            queued = load.queued_prefill_tokens * _NS_PER_S
+            queued = load.queued_prefill_tokens * NS_PER_S
             upper, lower = rate * bounds.backlog_upper_ns, rate * bounds.backlog_lower_ns
             needs.append(need_of_rate(load, bounds, rate))
             needs.append(("prefill_backlog", *_need(queued, upper, lower)))
@@ -146,12 +151,12 @@ class SloPolicy:
 
         def explain() -> dict[str, int]:
             derived = {
-                "ttft_aim_ms": 2 * self._wait_ns(rate) // _NS_PER_MS if rate else 0,
+                "ttft_aim_ms": 2 * self._wait_ns(rate) // NS_PER_MS if rate else 0,
                 "service_tokens_per_s": rate,
-                "load_ms": (load.load_ns or 0) // _NS_PER_MS,
+                "load_ms": (load.load_ns or 0) // NS_PER_MS,
                 "serving": load.serving,
                 "resumable": load.resumable,
-                "left_after_load": self._left_after_load(load, rate) // _NS_PER_S,
+                "left_after_load": self._left_after_load(load, rate) // NS_PER_S,
                 "floor": floor,
             }
             return _explain(load, at_least, at_most) | derived
@@ -167,11 +172,11 @@ class SloPolicy:
         """How long prompts may queue."""
         if self._aim.ttft_ns is not None:
             return max(self._aim.ttft_ns // 2, 1)
-        return max(2 * self._aim.run_tokens_max * _NS_PER_S // (3 * rate), _LEAST_WAIT_NS)
+        return max(2 * self._aim.run_tokens_max * NS_PER_S // (3 * rate), _LEAST_WAIT_NS)
 
     def _needs_of_queue(self, load: LoadSnapshot, rate: int) -> tuple[int, int]:
         """Instances at least, and at most."""
-        queued = load.queued_prefill_tokens * _NS_PER_S
+        queued = load.queued_prefill_tokens * NS_PER_S
         within_aim = rate * self._wait_ns(rate)
         need = self._need_of_queue(load, rate)
         ready = load.instances + load.resumable
@@ -182,14 +187,14 @@ class SloPolicy:
 
     def _need_of_queue(self, load: LoadSnapshot, rate: int) -> int:
         """Instances that compute the queue in time, if all are there at once."""
-        queued = load.queued_prefill_tokens * _NS_PER_S
+        queued = load.queued_prefill_tokens * NS_PER_S
         return _need(queued, rate * self._wait_ns(rate), 1)[0]
 
     def _need_of_loads(self, load: LoadSnapshot, rate: int, within_aim: int) -> int:
         """Instances, if all that are not there have to be loaded. Without an
         aim as many as a longer queue is worth: a load takes links, and perhaps the memory of other
         models' spares."""
-        queued, left = load.queued_prefill_tokens * _NS_PER_S, self._left_after_load(load, rate)
+        queued, left = load.queued_prefill_tokens * NS_PER_S, self._left_after_load(load, rate)
         if left <= 0:
             return 0
         if self._aim.ttft_ns is None:
@@ -201,9 +206,9 @@ class SloPolicy:
         """Token-nanoseconds per second that will be queued when one more instance could be there;
         nothing or less if the queue ends before."""
         load_ns = load.load_ns or 0
-        arriving = load.window_tokens * _NS_PER_S * load_ns // load.window_ns
+        arriving = load.window_tokens * NS_PER_S * load_ns // load.window_ns
         computed = (load.serving + load.resumable) * rate * load_ns
-        return load.queued_prefill_tokens * _NS_PER_S + arriving - computed
+        return load.queued_prefill_tokens * NS_PER_S + arriving - computed
 
 
 class DecayingFloor:
@@ -259,7 +264,7 @@ def needs_of_room(load: LoadSnapshot, bounds: Bounds) -> list[tuple[str, int, in
 
 def need_of_rate(load: LoadSnapshot, bounds: Bounds, tokens_per_s: int) -> tuple[str, int, int]:
     """(name, instances at least, at most) such that prompts are computed as fast as they come."""
-    arriving = load.window_tokens * _NS_PER_S * 1000
+    arriving = load.window_tokens * NS_PER_S * 1000
     per_window = tokens_per_s * load.window_ns
     upper = per_window * bounds.token_rate_upper_permille
     lower = per_window * bounds.token_rate_lower_permille
@@ -269,7 +274,7 @@ def need_of_rate(load: LoadSnapshot, bounds: Bounds, tokens_per_s: int) -> tuple
 def need_of_kv_rate(load: LoadSnapshot, bounds: Bounds, tokens_per_s: int) -> tuple[str, int, int]:
     """(name, instances at least, at most) such that their links carry the KV of prompts as fast as
     these come: that of `tokens_per_s` each."""
-    arriving = load.window_tokens * _NS_PER_S * 1000
+    arriving = load.window_tokens * NS_PER_S * 1000
     per_window = tokens_per_s * load.window_ns
     upper = per_window * bounds.kv_rate_upper_permille
     lower = per_window * bounds.kv_rate_lower_permille

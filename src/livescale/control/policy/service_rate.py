@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-_NS_PER_S = 1_000_000_000
+from livescale.values.units import NS_PER_S
+
 _KNOWN_NS = 200_000_000
 """Less time in Runs than this says nothing yet."""
 _REMEMBERED_NS = 10_000_000_000
@@ -32,7 +33,7 @@ class ServiceRate:
         """Of one instance; None: not known yet."""
         if self._ns < _KNOWN_NS:
             return None
-        return max(self._tokens * _NS_PER_S // self._ns, 1)
+        return max(self._tokens * NS_PER_S // self._ns, 1)
 
     def __repr__(self) -> str:
         return f"<ServiceRate {self.tokens_per_s} tokens/s>"

@@ -9,7 +9,7 @@ from livescale.control.scaling.wishes import Wishes
 from livescale.control.state.fleet import Fleet
 from livescale.control.state.model_state import ModelState
 from livescale.control.state.pool import ParameterPool
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import InstanceId, InstanceState, Role, Value, WorkerRef
 
 

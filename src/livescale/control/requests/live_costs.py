@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import ModelState
-from livescale.messages.plans import pair_rate
+from livescale.messages.scale_plan import pair_rate
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 UNKNOWN_LAG_TOKENS = 1 << 40
 """More than any instance has: what is loading for an unknown time comes after all that serve."""
 
@@ -76,4 +76,4 @@ def tokens_while_loading(
         return UNKNOWN_LAG_TOKENS
     if rate is None:
         return UNKNOWN_LAG_TOKENS
-    return max(left_ns * rate // _NS_PER_S, 1)
+    return max(left_ns * rate // NS_PER_S, 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from livescale.messages.events import InstanceReported
-from livescale.messages.plans import pair_until
+from livescale.messages.scale_plan import pair_until
 from livescale.values.bindings import Binding, EarlyBinding
 from livescale.values.routes import Route
 from livescale.values.types import InstanceId, Part, RequestId, WorkerRef

@@ -14,7 +14,7 @@ from livescale.control.stages.core_budget import CoresOf, CoresSeen, StageCores
 from livescale.control.state.fleet import Fleet
 from livescale.control.state.instance import Instance
 from livescale.messages.commands import AnyCommand, SetCores
-from livescale.values.policies import LinePolicy
+from livescale.values.scaling_policies import LinePolicy
 from livescale.values.types import InstanceState, Part, Value, WorkerRef
 
 

@@ -32,7 +32,7 @@ from livescale.messages.commands import (
     ReleaseHolding,
     Resume,
 )
-from livescale.messages.plans import ScalePlan
+from livescale.messages.scale_plan import ScalePlan
 from livescale.values.types import (
     InstanceState,
     Part,

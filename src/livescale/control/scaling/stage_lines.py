@@ -22,7 +22,7 @@ from livescale.control.state.model_state import ModelState
 from livescale.control.state.stage_schedule import StageSchedule
 from livescale.messages.commands import AnyCommand, CoresDecided
 from livescale.messages.events import CoresChanged
-from livescale.values.policies import LinePolicy
+from livescale.values.scaling_policies import LinePolicy
 from livescale.values.stages import stage_name
 from livescale.values.types import Part
 

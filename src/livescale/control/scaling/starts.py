@@ -17,7 +17,7 @@ from livescale.control.state.model_state import PartState
 from livescale.control.state.pool import ParameterPool
 from livescale.control.together.pairing import Pairings
 from livescale.messages.commands import AnyCommand, Paired, PlanMade, StartHolding
-from livescale.messages.plans import ScalePlan
+from livescale.messages.scale_plan import ScalePlan
 from livescale.values.routes import Duty
 from livescale.values.types import FromStorage, FromWorker, HoldingId, PlanId, WorkerRef
 

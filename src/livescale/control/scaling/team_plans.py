@@ -22,10 +22,10 @@ from livescale.control.together.pairing import Pairings
 from livescale.control.together.team_duties import sub_groups, upstreams_of
 from livescale.control.together.team_spans import Loading, TeamModel
 from livescale.control.together.teams import FormedTeam, form_teams
-from livescale.messages.plans import ScalePlan
+from livescale.messages.scale_plan import ScalePlan
 from livescale.values.types import Role, Value, WorkerRef
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _PERMILLE = 1000
 _LINE_PROMPTS = 16
 """A loading instance computes no more than so many prompts for later: its line of batches is full.
@@ -155,7 +155,7 @@ class TeamPlans:
         if not serving or not tokens or rate is None:
             return None
         prompt_tokens = waiting // max(self._router.waiting(part.part), 1)
-        return Queue(tokens * _NS_PER_S // rate, serving, prompt_tokens * _NS_PER_S // rate)
+        return Queue(tokens * NS_PER_S // rate, serving, prompt_tokens * NS_PER_S // rate)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------

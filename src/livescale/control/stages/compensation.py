@@ -13,7 +13,7 @@ import msgspec
 
 from livescale.control.stages.formulas.stage_load import StageLoad
 from livescale.control.stages.formulas.targets import wait_allowed_ns
-from livescale.values.policies import CoresModel
+from livescale.values.scaling_policies import CoresModel
 from livescale.values.types import Value
 
 

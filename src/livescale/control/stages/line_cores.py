@@ -12,7 +12,7 @@ from livescale.control.stages.corrector import StageDecision
 from livescale.control.stages.formulas.stage_load import StageLoad
 from livescale.control.stages.formulas.targets import wait_allowed_ns
 from livescale.control.stages.recent_need import RecentNeed
-from livescale.values.policies import CoresModel, StagesByQueue
+from livescale.values.scaling_policies import CoresModel, StagesByQueue
 
 _LOWER_PERMILLE = 800
 """Cores go when with fewer of them requests would still wait no longer than this part of the time

@@ -22,7 +22,7 @@ from livescale.control.stages.key_stages import KeyStage
 from livescale.control.stages.limits import even, within
 from livescale.control.stages.line_cores import LineCores
 from livescale.control.stages.shared_queue import without_moving
-from livescale.values.policies import StagesByQueue
+from livescale.values.scaling_policies import StagesByQueue
 
 _SLO_PASSES = 4
 """Without an SLO a request may take so many times what its pass takes if it never waits."""

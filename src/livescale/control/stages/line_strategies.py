@@ -11,7 +11,7 @@ from livescale.control.stages.formulas.stage_load import StageLoad
 from livescale.control.stages.key_stages import KeyStage
 from livescale.control.stages.line_scaling import LineScaling
 from livescale.control.stages.rate_scaling import RateScaling
-from livescale.values.policies import LinePolicy, StagesByRate
+from livescale.values.scaling_policies import LinePolicy, StagesByRate
 
 
 class LineStrategy(Protocol):

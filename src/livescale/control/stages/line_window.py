@@ -16,8 +16,8 @@ from livescale.control.stages.formulas.stage_load import StageLoad
 from livescale.messages.events import StageCounts
 from livescale.messages.stage_windows import COUNTED_MIN, cv_of_gaps, differences, squared_cv
 from livescale.values.types import InstanceId, Value
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _ALIKE_PERMILLE = 900
 """Stages that have the least capacity but for this are as narrow."""
 _OTHERS_PERMILLE = 950
@@ -115,7 +115,7 @@ class LineWindow:
                 StageLoad(
                     stage=number,
                     replicas=stage.replicas,
-                    arrivals_per_s=offered_ns / pace.service_ns * _NS_PER_S / took_ns,
+                    arrivals_per_s=offered_ns / pace.service_ns * NS_PER_S / took_ns,
                     service_ns=max(round(pace.service_ns), 1),
                     waiting=round(waiting),
                     arrival_cv=cv_of_gaps(parts),

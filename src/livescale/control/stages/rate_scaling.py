@@ -20,10 +20,10 @@ from livescale.control.stages.corrector import StageDecision
 from livescale.control.stages.formulas.stage_load import StageLoad
 from livescale.control.stages.key_stages import KeyStage
 from livescale.control.stages.limits import even, within
-from livescale.values.policies import StagesByRate
+from livescale.values.scaling_policies import StagesByRate
 from livescale.values.types import Value
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _LEVEL_PERMILLE, _TREND_PERMILLE = 500, 300
 """How much of a period's rate goes into level and trend of a forecast."""
 
@@ -125,7 +125,7 @@ class RateScaling:
 
     def _of_forecast(self, state: _StageState, load: StageLoad, ahead_ns: int) -> _Need:
         forecast = state.forecast.ahead(ahead_ns / self._policy.period_ns)
-        backlog = load.waiting * _NS_PER_S / ahead_ns
+        backlog = load.waiting * NS_PER_S / ahead_ns
         now = load.arrivals_per_s + backlog
         values = {
             "forecast_per_1000_s": round(1000 * forecast),

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from livescale.control.stages.corrector import StageDecision
 from livescale.control.stages.formulas.stage_load import StageLoad
 from livescale.control.stages.formulas.targets import wait_allowed_ns
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _AS_NARROW_PERMILLE = 1100
 """Of a stage's capacity: others that have no more are as narrow."""
 
@@ -61,7 +61,7 @@ def _wait_ns(load: StageLoad, period_ns: int) -> float:
     wait_ns = load.wait_ns(load.replicas)
     if wait_ns < math.inf or not load.replicas:
         return wait_ns
-    seconds = period_ns / _NS_PER_S
+    seconds = period_ns / NS_PER_S
     left = load.waiting + seconds * (load.arrivals_per_s - load.replicas * load.served_per_s)
     return max(left, 0.0) * load.service_ns / load.replicas
 

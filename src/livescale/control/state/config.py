@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from livescale.clusters.topology import Leaf
 from livescale.values.bindings import Binding, LateBinding
-from livescale.values.placements import Placement, SpreadCopies
-from livescale.values.policies import Bounds, ModelPolicy, ScalingPolicy
+from livescale.values.copy_strategies import Placement, SpreadCopies
+from livescale.values.scaling_policies import Bounds, ModelPolicy, ScalingPolicy
 from livescale.values.types import SEQUENCES_MAX, Value
 
 

@@ -7,7 +7,7 @@ from livescale.control.policy.part_policies import PartPolicies
 from livescale.control.policy.service_rate import ServiceRate
 from livescale.control.state.config import ControllerConfig
 from livescale.control.state.load_failures import LoadFailures
-from livescale.values.policies import (
+from livescale.values.scaling_policies import (
     LinePolicy,
     ModelPolicy,
     RoleLimits,

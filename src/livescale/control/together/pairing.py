@@ -19,15 +19,14 @@ from livescale.control.state.fleet import Fleet
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import PartState
 from livescale.messages.commands import ChangeDuty
-from livescale.messages.plans import ScalePlan
+from livescale.messages.scale_plan import ScalePlan
 from livescale.values.chunks import senders as senders_of
 from livescale.values.routes import OVERLAP, Does, Hop, PairProgress, Partner, Route
 from livescale.values.types import FromWorker, InstanceState, Part, Role, Value, WorkerRef
+from livescale.values.units import NS_PER_MS, NS_PER_S
 
 _PASSED_PART = 16
 """A target keeps its source once it has so many-th of its layers."""
-_NS_PER_MS = 1_000_000
-_NS_PER_S = 1_000_000_000
 
 
 class PairingChoice(Value, frozen=True):
@@ -58,10 +57,10 @@ class PairTerms(Value, frozen=True):
         least = self.rule.load_tokens_min
         if self.tokens_per_s is None or load_ns is None:
             return ""
-        tokens = self.tokens_per_s * load_ns // _NS_PER_S
+        tokens = self.tokens_per_s * load_ns // NS_PER_S
         if tokens >= least:
             return ""
-        took = f"{load_ns / _NS_PER_MS:.0f} ms, {tokens} prompt tokens at {self.tokens_per_s}/s"
+        took = f"{load_ns / NS_PER_MS:.0f} ms, {tokens} prompt tokens at {self.tokens_per_s}/s"
         return f"the load should take {took}: below {least} a pair does not pay"
 
     def against_pair(self, target: WorkerRef, partner: WorkerRef) -> str:
@@ -106,7 +105,7 @@ def choose_pairings(
     """
     count = len(plan.instances)
     if plan.predicted_ns is not None and plan.predicted_ns <= over_ns:
-        took, most = plan.predicted_ns / _NS_PER_MS, over_ns / _NS_PER_MS
+        took, most = plan.predicted_ns / NS_PER_MS, over_ns / NS_PER_MS
         reason = f"the load should take {took:.1f} ms: up to {most:g} ms it is waited for"
         return [PairingChoice(reason)] * count
     reason = "every overloaded instance has a helper" if overloaded else "no instance is overloaded"

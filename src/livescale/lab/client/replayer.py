@@ -23,8 +23,8 @@ from livescale.lab.client.completion import (
     error_message,
 )
 from livescale.load.traces import TraceRow
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _CONNECT_S = 10
 _ERROR_BODY_BYTES_MAX = 64 << 10
 _ENDPOINT = "/v1/completions"
@@ -101,7 +101,7 @@ async def replay(
     *,
     prompt_ids_for: PromptIdsFor,
     on_progress: Callable[[ReplayResult], None] | None = None,
-    drain_ns_max: int = 120 * _NS_PER_S,
+    drain_ns_max: int = 120 * NS_PER_S,
 ) -> list[ReplayResult]:
     """Send every row at its arrival time after now; one result per row, in the order of rows.
 
@@ -163,7 +163,7 @@ class _Sender:
         result.sent_ns = time.monotonic_ns()
         stream = CompletionStream()
         try:
-            async with asyncio.timeout((self.deadline_ns - result.sent_ns) / _NS_PER_S):
+            async with asyncio.timeout((self.deadline_ns - result.sent_ns) / NS_PER_S):
                 await self._exchange(result, body, stream)
         except TimeoutError:
             result.error = "not finished when the replay's time was over"
@@ -205,4 +205,4 @@ async def _sleep_until(due_ns: int) -> None:
     # At least one turn of the loop even if the request is due: answers must be read meanwhile.
     await asyncio.sleep(0)
     while (wait_ns := due_ns - time.monotonic_ns()) > 0:
-        await asyncio.sleep(wait_ns / _NS_PER_S)
+        await asyncio.sleep(wait_ns / NS_PER_S)

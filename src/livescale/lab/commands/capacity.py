@@ -38,8 +38,8 @@ from livescale.sim.pools.systems import System
 from livescale.telemetry.history.device_time import DeviceTime, device_time
 from livescale.telemetry.history.reading import History
 from livescale.telemetry.history.waiting import SLOWEST_PERCENT, SlowRequests, slow_requests
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _MICRODOLLARS = 1_000_000
 
 
@@ -92,7 +92,7 @@ class _Trial:
     @property
     def spare_s(self) -> float:
         """How long released devices kept parameters."""
-        return self.spent.spare_ns / _NS_PER_S
+        return self.spent.spare_ns / NS_PER_S
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ def _search(
         trial = answer.trials[size] = _Trial(
             devices=len(part.topology.devices),
             dollars_per_hour=None if price is None else price / _MICRODOLLARS,
-            device_s=run_.device_ns() / _NS_PER_S,
+            device_s=run_.device_ns() / NS_PER_S,
             failed=run_.failed,
             measured=percentiles(run_, bounds),
             spent=device_time(history, run_.started_ns, run_.ended_ns),
@@ -181,7 +181,7 @@ def _count(size: int, unit: str) -> str:
 
 
 def _time(measured_ns: int | None) -> str:
-    return seconds(None if measured_ns is None else measured_ns / _NS_PER_S)
+    return seconds(None if measured_ns is None else measured_ns / NS_PER_S)
 
 
 def _table(answers: Sequence[_Answer], bounds: Sequence[PercentileBound], unit: str) -> str:
@@ -275,7 +275,7 @@ def _of_size(answer: _Answer, size: int, does: bool) -> dict[str, object]:
         return {**figures, "refused": answer.refused[size]}
     measured = trial.measured.items()
     figures |= device_figures(trial.spent) | slow_figures(trial.slow)
-    figures |= {f"{name}_s": ns / _NS_PER_S for name, ns in measured if ns is not None}
+    figures |= {f"{name}_s": ns / NS_PER_S for name, ns in measured if ns is not None}
     return {
         **figures,
         "failed": trial.failed,

@@ -149,8 +149,8 @@ def _config(
     size_bytes = sum(file.stat().st_size for file in arguments.model.glob("*.safetensors"))
     rate = max(1 << 20, int(size_bytes / load_s))
     linked = {"port": 0, "uplink_bytes_per_s": rate, "downlink_bytes_per_s": rate, **chosen}
-    values = {**linked, **given_flags(arguments), **fixed}
-    return load_config(None, [str(arguments.model)], os.environ, values)
+    values = {**given_flags(arguments), **fixed}
+    return load_config(None, [str(arguments.model)], os.environ, values, linked)
 
 
 def _with_roles(config: PoolConfig) -> PoolConfig:
@@ -169,7 +169,6 @@ def _clipped(load: Load, request_tokens_max: int) -> Load:
     return Load(load.name, rows)
 
 
-_NS_PER_S = 1_000_000_000
 _BASELINE = "stop-the-world"
 PROMPT_TOKENS = 256
 OUTPUT_TOKENS = 4

@@ -24,8 +24,8 @@ from livescale.runtime.supervisor.supervisor import Pool, describe
 from livescale.telemetry.record.record import read_record, with_client_times, write_record
 from livescale.telemetry.record.record_parts import RecordError
 from livescale.values.types import Manifest, Role
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _DRAIN_S = 120
 _PROGRESS_S = 5.0
 _Instances = dict[tuple[str, str], int]
@@ -153,7 +153,7 @@ class DemoRun:
             rows,
             prompt_ids_for=replayer.prompts_from_seed(self._vocabulary, seed),
             on_progress=self._count,
-            drain_ns_max=_DRAIN_S * _NS_PER_S,
+            drain_ns_max=_DRAIN_S * NS_PER_S,
         )
         try:
             results = await self._pool.or_failure(load)
@@ -215,7 +215,7 @@ class DemoRun:
                 elapsed_ns = time.monotonic_ns() - self._started_ns
                 due = sum(1 for at_ns in self._sent_ns if at_ns < elapsed_ns)
                 print(
-                    f"  {elapsed_ns / _NS_PER_S:5.1f} s  instances: {shown or 'none'};  requests:"
+                    f"  {elapsed_ns / NS_PER_S:5.1f} s  instances: {shown or 'none'};  requests:"
                     f" {due} sent, {self._done} done, {self._failed} failed",
                     flush=True,
                 )

@@ -31,8 +31,8 @@ from livescale.report.run.reported_run import ReportedRun
 from livescale.report.run.summary import summarize
 from livescale.report.run_report import run_text
 from livescale.telemetry.record.record import read_record, with_client_times, write_record
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _HOSTS_MIN = 3
 _SLO = "5x-mean"
 PROMPT_TOKENS = 192
@@ -151,7 +151,7 @@ def burst_job(arguments: argparse.Namespace, seed: int) -> ReplayJob:
     due_s = [number / arguments.rate for number in range(steady)]
     due_s += [_BURST_AT_S + _BURST_S * n / arguments.burst for n in range(arguments.burst)]
     rows = tuple(
-        TraceRow(int(at_s * _NS_PER_S), PROMPT_TOKENS, OUTPUT_TOKENS) for at_s in sorted(due_s)
+        TraceRow(int(at_s * NS_PER_S), PROMPT_TOKENS, OUTPUT_TOKENS) for at_s in sorted(due_s)
     )
     config = msgspec.json.decode((arguments.model / "config.json").read_bytes())
     url = f"http://127.0.0.1:{HTTP_PORT}"
@@ -196,7 +196,7 @@ def _figures(
     arguments: argparse.Namespace, story: HostsStory, run: ReportedRun, checks: TokenChecks
 ) -> dict[str, object]:
     """What was not measured is absent."""
-    by_host = {host: took / _NS_PER_S for host, took in sorted(story.joined_ns.items())}
+    by_host = {host: took / NS_PER_S for host, took in sorted(story.joined_ns.items())}
     figures: dict[str, object] = {
         "hosts": arguments.hosts,
         "joined_s": max(by_host.values()),
@@ -213,7 +213,7 @@ def _figures(
         "healed_s": _healed_ns(story),
         "left_s": story.left_ns,
     }
-    return figures | {name: ns / _NS_PER_S for name, ns in times.items() if ns is not None}
+    return figures | {name: ns / NS_PER_S for name, ns in times.items() if ns is not None}
 
 
 def _healed_ns(story: HostsStory) -> int | None:

@@ -20,8 +20,8 @@ from livescale.lab.client.replay_process import ReplayJob
 from livescale.lab.client.replayer import ReplayResult
 from livescale.lab.commands.pool_watch import PoolWatch
 from livescale.lab.testbed.bed import Testbed
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _JOIN_PORT, HTTP_PORT = 7000, 8000
 _LOOK_S = 0.02
 _END_S = 10.0
@@ -52,7 +52,7 @@ class HostsStory:
 
     def tell(self, text: str) -> None:
         """A line of the story, with the time since its beginning."""
-        elapsed_s = (time.monotonic_ns() - self.began_ns) / _NS_PER_S
+        elapsed_s = (time.monotonic_ns() - self.began_ns) / NS_PER_S
         print(f"{elapsed_s:7.1f} s  {text}", flush=True)
 
 
@@ -91,7 +91,7 @@ class HostsDemo:
                 self._see_scale_up()
                 self._lose_one()
                 self._let_one_leave()
-                last_s = job.rows[-1].arrival_ns / _NS_PER_S
+                last_s = job.rows[-1].arrival_ns / NS_PER_S
                 answer = client.receive(last_s + job.drain_s + self._patience_s)
             self.story.results = msgspec.convert(answer["results"], list[ReplayResult])
         return self.story
@@ -124,7 +124,7 @@ class HostsDemo:
                 del waiting[host]
                 took_ns = self._watch.joined_ns[host] - self._commands[host].started_ns
                 self.story.joined_ns[host] = took_ns
-                took_s = took_ns / _NS_PER_S
+                took_s = took_ns / NS_PER_S
                 self.story.tell(f"{host}: has joined {took_s:.1f} s after its livescale join")
         self._pool.until(lambda: bool(self._pool.serving_hosts()), "the first instance serves")
         self.story.tell(f"{self._pool.serving_hosts()[0]}: the first instance serves")
@@ -161,7 +161,7 @@ class HostsDemo:
             lambda: self._watch.lost_ns.get(story.lost, 0) > story.cut_ns, "the loss is noticed"
         )
         story.noticed_ns = self._watch.lost_ns[story.lost]
-        took_s = (story.noticed_ns - story.cut_ns) / _NS_PER_S
+        took_s = (story.noticed_ns - story.cut_ns) / NS_PER_S
         story.tell(f"{story.lost}: noticed after {took_s:.1f} s; others go on with its streams")
         time.sleep(_BETWEEN_S)
 
@@ -178,7 +178,7 @@ class HostsDemo:
         if command.process.returncode != 0:
             command.check_runs()
         story.left_ns = time.monotonic_ns() - asked_ns
-        story.tell(f"{story.left}: has left in order after {story.left_ns / _NS_PER_S:.1f} s")
+        story.tell(f"{story.left}: has left in order after {story.left_ns / NS_PER_S:.1f} s")
 
     # -- helpers, in the order used -------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from livescale.sim.pools.equal_time import play_equal
 from livescale.sim.pools.limits import PooledModel, PooledRoles, PoolError
 from livescale.sim.pools.runs import PoolRun, fit_rows
 from livescale.sim.pools.systems import SYSTEMS, System, find_system
-from livescale.values.placements import (
+from livescale.values.copy_strategies import (
     AllCopies,
     CacheCopies,
     KeyStageCopies,
@@ -34,9 +34,9 @@ from livescale.values.placements import (
     SpreadCopies,
 )
 from livescale.values.types import WorkerRef, agent_ref
+from livescale.values.units import NS_PER_S
 
 _GBIT_BYTES = 125_000_000
-_NS_PER_S = 1_000_000_000
 _PLACEMENTS: dict[str, Placement] = {
     "spread": SpreadCopies(),
     "cache": CacheCopies(),
@@ -248,7 +248,7 @@ def _many(arguments: argparse.Namespace, name: str, cluster: NamedTopology) -> P
         raise UserError(f"workload {arguments.workload} has no request")
     print(
         f"workload: {arguments.workload}: {len(models)} models, {requests} requests in"
-        f" {workload.duration_ns / _NS_PER_S:g} s"
+        f" {workload.duration_ns / NS_PER_S:g} s"
     )
     clipped = workload.clipped_requests
     return PoolChoice(name, cluster, models, arguments.workload.stem, loads, clipped)
@@ -323,4 +323,4 @@ def _mean_rate(loads: Mapping[str, Sequence[TraceRow]]) -> float:
     last_ns = max((rows[-1].arrival_ns for rows in loads.values() if rows), default=0)
     if not last_ns:
         raise CapacityError("a load of one moment has no rate")
-    return sum(map(len, loads.values())) * _NS_PER_S / last_ns
+    return sum(map(len, loads.values())) * NS_PER_S / last_ns

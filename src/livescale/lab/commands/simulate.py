@@ -40,6 +40,7 @@ from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.sim.pools.systems import SYSTEMS, System
 from livescale.telemetry.record.record import read_record
 from livescale.telemetry.record.record_file import create_record
+from livescale.values.units import NS_PER_S
 
 _MICRODOLLARS = 1_000_000
 _MODELS_TOLD = 8
@@ -210,7 +211,6 @@ def _figures(
 
 
 _GBIT_BYTES = 125_000_000
-_NS_PER_S = 1_000_000_000
 _SWEEP = re.compile(r"bandwidth=(\d+(?:\.\d+)?(?:,\d+(?:\.\d+)?)*)")
 MET_PERMILLE = 990
 """A row meets the SLO when so many requests do."""
@@ -241,7 +241,7 @@ def sweep(
         raise UserError("--sweep: no request ended well though the whole pool served")
     rows = [full]
     for rate in rates:
-        load_ns = -(-size * _NS_PER_S // int(rate * _GBIT_BYTES))
+        load_ns = -(-size * NS_PER_S // int(rate * _GBIT_BYTES))
         system = msgspec.structs.replace(SYSTEMS["fixed-delay"], load_ns=load_ns)
         rows.append(_run(choice, system, rate, slo, arguments.seed)[1])
     print(f"SLO {slo}: a rank of {size / 1e9:.1f} GB loads at the NIC's rate and serves after that")
@@ -272,14 +272,14 @@ def _run(
     summary = summarize(run.timings(), rule)
     return summary.slo, {
         "gbit_per_s": rate,
-        "load_s": load_ns / _NS_PER_S,
+        "load_s": load_ns / NS_PER_S,
         "requests": summary.requests,
         "failed": summary.failed,
         "violations": 1 - (summary.slo_attainment or 0),
         "ttft_mean_s": summary.ttft.mean_s if summary.ttft else None,
         "ttft_p99_s": summary.ttft.p99_s if summary.ttft else None,
         "tbt_mean_s": summary.tbt.mean_s if summary.tbt else None,
-        "device_seconds": run.device_ns() / _NS_PER_S,
+        "device_seconds": run.device_ns() / NS_PER_S,
         "stop_the_world_meets_slo": summary.slo_met * 1000 >= summary.requests * MET_PERMILLE,
     }
 

@@ -26,8 +26,8 @@ from livescale.report.run.reported_run import ReportedRun
 from livescale.telemetry.history.reading import History
 from livescale.telemetry.record.record import StepLine
 from livescale.telemetry.timeline import spans_of_serving
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _LANE_IN = 0.42
 _MARKS = {"joined": (">", ACCENT), "lost": ("X", "#D55E00"), "left": ("<", LIMIT)}
 
@@ -83,8 +83,8 @@ def host_picture(path: Path, run: ReportedRun, title: str) -> None:
     `draw_picture`."""
     visits = host_visits([line for line in run.lines if isinstance(line, StepLine)])
     hosts = sorted({visit.host for visit in visits})
-    until_s = (run.history.end_ns - run.started_ns) / _NS_PER_S
-    joined_s = [(visit.joined_ns - run.started_ns) / _NS_PER_S for visit in visits]
+    until_s = (run.history.end_ns - run.started_ns) / NS_PER_S
+    joined_s = [(visit.joined_ns - run.started_ns) / NS_PER_S for visit in visits]
     from_s = min([0.0, *joined_s])
     told = "hosts: there while grey; > joined, x lost without a word, < left in order"
     rows = [
@@ -140,8 +140,8 @@ def _serving(
     for instance, start_ns, stop_ns in spans_of_serving(history):
         if _visit_of(visits, instance.holdings[0].member.worker, start_ns) is not None:
             deltas += [
-                ((start_ns - zero_ns) / _NS_PER_S, 1),
-                ((stop_ns - zero_ns) / _NS_PER_S, -1),
+                ((start_ns - zero_ns) / NS_PER_S, 1),
+                ((stop_ns - zero_ns) / NS_PER_S, -1),
             ]
     return deltas
 
@@ -165,10 +165,10 @@ def _lanes(
     places = {host: place for place, host in enumerate(hosts)}
     grey = tint(REST, 0.28)
     for visit in visits:
-        at_s = (visit.joined_ns - run.started_ns) / _NS_PER_S
+        at_s = (visit.joined_ns - run.started_ns) / NS_PER_S
         gone_s = span_s[1]
         if visit.gone_ns is not None:
-            gone_s = (visit.gone_ns - run.started_ns) / _NS_PER_S
+            gone_s = (visit.gone_ns - run.started_ns) / NS_PER_S
         place = places[visit.host]
         axes.barh(place, gone_s - at_s, left=at_s, height=0.9, color=grey, linewidth=0)
         _mark(axes, "joined", at_s, place)

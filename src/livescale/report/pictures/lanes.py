@@ -10,14 +10,14 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
 from livescale.report.pictures.canvas import HALF_IN, WIDE_IN, PlotRow, draw_rows, time_axis
-from livescale.telemetry.history.holdings import HoldingHistory, InstanceHistory
+from livescale.telemetry.history.holding_history import HoldingHistory, InstanceHistory
 from livescale.telemetry.history.reading import History
 from livescale.values.types import InstanceState, Role
+from livescale.values.units import NS_PER_S
 
 LANES_MAX = 64
 """More workers than these are not shown."""
 
-_NS_PER_S = 1_000_000_000
 _VECTORS_MAX = 2500
 """So many shapes are drawn as such; more become one picture, which is smaller."""
 _FILL_POINTS_MAX = 40
@@ -107,7 +107,7 @@ def close_up(
     lane_in = min(max(2.4 / max(len(shown), 1), 0.13), 0.45)
 
     def plot(axes: Axes) -> None:
-        until_s = (until_ns - decided_ns) / _NS_PER_S
+        until_s = (until_ns - decided_ns) / NS_PER_S
         _draw_lanes(axes, shapes, [worker for _, worker in shown], until_s)
         axes.set_xlabel("seconds since the decision")
 
@@ -138,7 +138,7 @@ def instance_shapes(
         if right_ns <= left_ns:
             continue
         colour = colours[part_name(instance.model, role)]
-        span_s = (left_ns - zero_ns) / _NS_PER_S, (right_ns - zero_ns) / _NS_PER_S
+        span_s = (left_ns - zero_ns) / NS_PER_S, (right_ns - zero_ns) / NS_PER_S
         # A draining instance is half as high, so that its colour need not say it alone.
         half = height / 4 if state is InstanceState.DRAINING else height / 2
         shapes.append(_box(span_s, place - half, place + half, state_tint(colour, state)))
@@ -199,7 +199,7 @@ def _filling(
     kept = [*filled[:-1:stride], filled[-1]]
     corners, level = [(left, floor)], floor
     for at_ns, share in kept:
-        at_s = min(max((at_ns - zero_ns) / _NS_PER_S, left), right)
+        at_s = min(max((at_ns - zero_ns) / NS_PER_S, left), right)
         corners.append((at_s, level))
         level = floor + (top - floor) * share
         corners.append((at_s, level))

@@ -16,6 +16,7 @@ from livescale.report.pictures.lanes import tint
 from livescale.report.run.live_loads import LoadStory
 from livescale.report.run.reported_run import ReportedRun
 from livescale.report.run.terminal import seconds
+from livescale.values.units import NS_PER_S
 
 LAYERS = canvas.ACCENT
 TAKEN = canvas.COLOURS[1]
@@ -24,7 +25,6 @@ WORK = canvas.COLOURS[3]
 TAKEN_SHOWN = "#eaae7f"
 """TAKEN as bars have it, so that numbers on them can be read."""
 
-_NS_PER_S = 1_000_000_000
 _NUMBER_IN = 0.1
 """A bar at least so wide has its number in it."""
 _PLOT_IN = canvas.WIDE_IN - 0.84
@@ -38,7 +38,7 @@ def live_load(name: str, story: LoadStory) -> str:
     rows: list[canvas.PlotRow] = []
     zero_ns = story.ordered_ns
     # What the source finishes a little later still belongs to the picture.
-    until_s = max(story.end_ns - zero_ns, 1_000_000) * 115 // 100 / _NS_PER_S
+    until_s = max(story.end_ns - zero_ns, 1_000_000) * 115 // 100 / NS_PER_S
     if story.source >= 0:
         rows.append(canvas.PlotRow(0.6, lambda axes: source_lane(axes, story, zero_ns, until_s)))
     rows.append(canvas.PlotRow(1.6, lambda axes: target_layers(axes, story, zero_ns, until_s)))
@@ -116,7 +116,7 @@ def target_layers(axes: Axes, story: LoadStory, zero_ns: int, until_s: float) ->
 
 
 def _s(at_ns: int, zero_ns: int) -> float:
-    return (at_ns - zero_ns) / _NS_PER_S
+    return (at_ns - zero_ns) / NS_PER_S
 
 
 STORIES_MAX = 6
@@ -158,6 +158,6 @@ def live_groups(
 def _detail(run: ReportedRun, story: LoadStory) -> str:
     """ "w1 helps w0 (zigzag), ordered at 12.3 s: 8 batches of 20 requests handed over"."""
     whom = f"helps w{story.source}" if story.source >= 0 else "alone"
-    at = seconds((story.ordered_ns - run.started_ns) / _NS_PER_S)
+    at = seconds((story.ordered_ns - run.started_ns) / NS_PER_S)
     given = f"{len(story.taken)} batches of {story.requests_given} requests handed over"
     return f"w{story.worker} {whom} ({story.order}), ordered at {at}: {given}"

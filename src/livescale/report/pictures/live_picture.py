@@ -22,8 +22,8 @@ from livescale.report.pictures.series import request_series
 from livescale.report.run.live_loads import LoadStory, load_stories
 from livescale.report.run.reported_run import ReportedRun
 from livescale.report.run.terminal import seconds
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _NAMES_MAX = 4
 
 
@@ -39,7 +39,7 @@ def live_picture(path: Path, runs: Sequence[ReportedRun], title: str | None = No
     NothingToShow without such a load; else as `draw_picture`.
     """
     stories = [_first_load(run) for run in runs]
-    until_s = max(run.end_ns for run in runs) / _NS_PER_S * 1.02
+    until_s = max(run.end_ns for run in runs) / NS_PER_S * 1.02
     told = "requests that have had their first token; dotted: the new instance has all layers"
     rows = [PlotRow(2.3, lambda axes: _first_tokens(axes, runs, stories, until_s), told)]
     for run, story in zip(runs, stories, strict=True):
@@ -87,7 +87,7 @@ def _first_tokens(
         look = {**line_look(number, len(runs)), "linewidth": 1.8}
         step_line(axes, steps, until_s, label=f"{run.name}{told}", **look)
         if story.loaded_ns is not None:
-            loaded_s = (story.loaded_ns - run.started_ns) / _NS_PER_S
+            loaded_s = (story.loaded_ns - run.started_ns) / NS_PER_S
             axes.axvline(loaded_s, color=look["color"], linewidth=1.1, linestyle=":")
     time_axis(axes, until_s)
     amount_axis(axes, "requests", largest, is_count=True)

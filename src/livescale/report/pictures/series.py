@@ -17,12 +17,12 @@ from livescale.report.run.reported_run import ReportedRun
 from livescale.telemetry.history.reading import History
 from livescale.telemetry.timeline import copies_over_time
 from livescale.values.types import InstanceState
+from livescale.values.units import NS_PER_S
 
 Floats = NDArray[np.float64]
 Steps = list[tuple[float, float]]
 """(time, value from then on), in ascending time."""
 
-_NS_PER_S = 1_000_000_000
 _COLUMNS_MAX = 400
 
 
@@ -73,10 +73,10 @@ def request_series(run: ReportedRun) -> RequestSeries:
     found = [line for line in run.history.requests if line.due_ns >= started_ns]
     found.sort(key=lambda line: (line.due_ns, line.request))
     timings = [line.timing() for line in found]
-    ttfts = [np.nan if t.ttft_ns is None else t.ttft_ns / _NS_PER_S for t in timings]
+    ttfts = [np.nan if t.ttft_ns is None else t.ttft_ns / NS_PER_S for t in timings]
     gap_at_s, gap_s = _gaps([t.token_ns for t in timings if t.ok], started_ns)
     return RequestSeries(
-        due_s=np.array([(t.scheduled_ns - started_ns) / _NS_PER_S for t in timings]),
+        due_s=np.array([(t.scheduled_ns - started_ns) / NS_PER_S for t in timings]),
         ttft_s=np.array(ttfts),
         is_ok=np.array([t.ok and bool(t.token_ns) for t in timings], dtype=bool),
         is_met=np.array([run.slo is not None and run.slo.is_met(t) for t in timings], dtype=bool),
@@ -167,7 +167,7 @@ def traffic_rates(run: ReportedRun, edges: Floats) -> dict[str, Floats]:
     for now_ns, carried_bytes in run.traffic:
         # Before the load, and after a clock that began anew, there is no span to spread over.
         span_ns = (min(before_ns, now_ns), now_ns)
-        start_s, stop_s = ((at_ns - run.started_ns) / _NS_PER_S for at_ns in span_ns)
+        start_s, stop_s = ((at_ns - run.started_ns) / NS_PER_S for at_ns in span_ns)
         for kind, new_bytes in carried_bytes.items():
             if new_bytes:
                 _spread(totals[kind], edges, start_s, stop_s, new_bytes)
@@ -178,7 +178,7 @@ def traffic_rates(run: ReportedRun, edges: Floats) -> dict[str, Floats]:
 def host_copy_steps(run: ReportedRun) -> dict[str, Steps]:
     """Copies in host memory over time, by model."""
     return {
-        model: [((at_ns - run.started_ns) / _NS_PER_S, float(n)) for at_ns, n in changes]
+        model: [((at_ns - run.started_ns) / NS_PER_S, float(n)) for at_ns, n in changes]
         for model, changes in copies_over_time(run.history).items()
     }
 
@@ -219,7 +219,7 @@ def _gaps(token_ns: Sequence[tuple[int, ...]], started_ns: int) -> tuple[Floats,
     firsts = np.cumsum(counts) - counts
     is_later[firsts[counts > 0]] = False
     gaps = np.diff(flat, prepend=0)
-    return (flat[is_later] - started_ns) / _NS_PER_S, gaps[is_later] / _NS_PER_S
+    return (flat[is_later] - started_ns) / NS_PER_S, gaps[is_later] / NS_PER_S
 
 
 def _nearest_rank(values: Floats, q: int) -> float:
@@ -241,7 +241,7 @@ def _summed(changes: Sequence[tuple[int, int]], zero_ns: int) -> Steps:
     total, steps = 0, dict[float, float]()
     for at_ns, change in sorted(changes):
         total += change
-        steps[(at_ns - zero_ns) / _NS_PER_S] = float(total)
+        steps[(at_ns - zero_ns) / NS_PER_S] = float(total)
     return list(steps.items())
 
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from livescale.report.run.terminal import filling, seconds, table
-from livescale.telemetry.history.holdings import InstanceHistory
+from livescale.telemetry.history.holding_history import InstanceHistory
 from livescale.telemetry.history.reading import History
 from livescale.telemetry.record.record import RequestLine
 from livescale.values.types import RequestId
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _COLUMNS = 60
 
 
@@ -58,7 +58,7 @@ class LoadStory:
     @property
     def help_s(self) -> float | None:
         """How long after the order it first helped."""
-        return None if self.help_ns is None else (self.help_ns - self.ordered_ns) / _NS_PER_S
+        return None if self.help_ns is None else (self.help_ns - self.ordered_ns) / NS_PER_S
 
     @property
     def live_layers(self) -> int:
@@ -86,10 +86,10 @@ def live_text(stories: Sequence[LoadStory], started_ns: int) -> str:
     rows = []
     for story in stories:
         ns = (story.live_ns, story.first_layer_ns, story.help_ns, story.loaded_ns)
-        after = [None if at is None else (at - story.ordered_ns) / _NS_PER_S for at in ns]
+        after = [None if at is None else (at - story.ordered_ns) / NS_PER_S for at in ns]
         rows.append(
             [
-                seconds((story.ordered_ns - started_ns) / _NS_PER_S),
+                seconds((story.ordered_ns - started_ns) / NS_PER_S),
                 f"w{story.worker}",
                 f"w{story.source}" if story.source >= 0 else "none",
                 story.order,
@@ -183,7 +183,7 @@ def _diagram(story: LoadStory) -> str:
         count = sum(start_ns < batch.at_ns <= stop_ns for batch in story.taken)
         given.append(" " if not count else str(count) if count < 10 else "+")
     came = max((watermark for _, watermark, _ in story.steps), default=0)
-    end = f"{span_ns / _NS_PER_S:.3g} s"
+    end = f"{span_ns / NS_PER_S:.3g} s"
     return "\n".join(
         [
             f"w{story.worker} from the order to load it until it was there:",

@@ -24,8 +24,7 @@ from livescale.telemetry.history.waiting import SlowRequests, slow_requests
 from livescale.telemetry.record.record import AnyLine, ScaleLine, TrafficLine
 from livescale.telemetry.timeline import HostCopyUse, host_copy_use, instances_over_time
 from livescale.values.types import Role
-
-_NS_PER_S = 1_000_000_000
+from livescale.values.units import NS_PER_S
 
 PHASES = ("planned", "first byte", "first layer", "loaded", "first token")
 LIVE_PHASES = ("planned", "first byte", "first layer", "first help", "loaded", "first token")
@@ -127,7 +126,7 @@ class ReportedRun:
     def device_s(self) -> float:
         """How long instances held devices while the load went on, loading included, summed up
         over the devices."""
-        return sum(usage.device_ns for usage in self.usage.values()) / _NS_PER_S
+        return sum(usage.device_ns for usage in self.usage.values()) / NS_PER_S
 
     @cached_property
     def device_time(self) -> DeviceTime:
@@ -276,7 +275,7 @@ class ReportedRun:
             loaded = [load.loaded_ns for load in largest.loads if load.loaded_ns is not None]
             figures |= {
                 "bytes": largest.bytes_per_target,
-                "seconds": (max(loaded) - largest.decided_ns) / _NS_PER_S,
+                "seconds": (max(loaded) - largest.decided_ns) / NS_PER_S,
                 "receivers": len(loaded),
             }
         return {name: value for name, value in figures.items() if value is not None}

@@ -11,12 +11,12 @@ from itertools import pairwise
 from livescale.common.settings import size_text
 from livescale.config.slo import percentile
 from livescale.report.run.terminal import seconds, step_charts, table
-from livescale.telemetry.history.holdings import InstanceHistory
+from livescale.telemetry.history.holding_history import InstanceHistory
 from livescale.telemetry.history.reading import History
 from livescale.telemetry.timeline import roles_over_time
 from livescale.values.types import RequestId, Role
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 ROLE_HEADER = (
     *("role", "instances", "mean", "device time", "changed role", "slowest change"),
     *("requests taken", "KV", "KV of one"),
@@ -62,13 +62,13 @@ class RoleUsage:
             "max_instances": max(counts),
             "final_instances": counts[-1],
             "instances_mean": self.instances_mean(end_ns),
-            "device_seconds": self.device_ns / _NS_PER_S,
+            "device_seconds": self.device_ns / NS_PER_S,
             "changed_role": self.changed,
         }
         if self.change_ns:
             figures |= {
-                "role_change_p50_s": percentile(self.change_ns, 50) / _NS_PER_S,
-                "role_change_max_s": max(self.change_ns) / _NS_PER_S,
+                "role_change_p50_s": percentile(self.change_ns, 50) / NS_PER_S,
+                "role_change_max_s": max(self.change_ns) / NS_PER_S,
             }
         if self.requests:
             figures |= {
@@ -80,8 +80,8 @@ class RoleUsage:
         for name, values in times.items():
             if values:
                 figures |= {
-                    f"{name}_p50_s": percentile(values, 50) / _NS_PER_S,
-                    f"{name}_p99_s": percentile(values, 99) / _NS_PER_S,
+                    f"{name}_p50_s": percentile(values, 50) / NS_PER_S,
+                    f"{name}_p99_s": percentile(values, 99) / NS_PER_S,
                 }
         return figures
 
@@ -170,7 +170,7 @@ def _count_pulled(
 def _row(role: Role, of: RoleUsage, end_ns: int) -> tuple[str, ...]:
     counts = [count for _, count in of.instances]
     times = [
-        seconds(percentile(values, q) / _NS_PER_S if values else None)
+        seconds(percentile(values, q) / NS_PER_S if values else None)
         for values in (of.pull_ns, of.kv_ns, of.gap_ns)
         for q in (50, 99)
     ]
@@ -178,9 +178,9 @@ def _row(role: Role, of: RoleUsage, end_ns: int) -> tuple[str, ...]:
         role.value,
         f"{counts[0]} -> {max(counts)} -> {counts[-1]}",
         f"{of.instances_mean(end_ns):.2f}",
-        seconds(of.device_ns / _NS_PER_S),
+        seconds(of.device_ns / NS_PER_S),
         str(of.changed),
-        seconds(max(of.change_ns) / _NS_PER_S if of.change_ns else None),
+        seconds(max(of.change_ns) / NS_PER_S if of.change_ns else None),
         f"{of.requests:,}" if of.requests else "-",
         size_text(of.kv_bytes) if of.requests else "-",
         size_text(of.kv_bytes / of.requests) if of.requests else "-",

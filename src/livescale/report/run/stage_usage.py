@@ -13,13 +13,13 @@ from itertools import pairwise
 from livescale.messages.events import StageCounts
 from livescale.messages.stage_windows import cv_of_gaps, differences
 from livescale.report.run.terminal import seconds, step_charts, table
-from livescale.telemetry.history.holdings import InstanceHistory
+from livescale.telemetry.history.holding_history import InstanceHistory
 from livescale.telemetry.history.reading import History
 from livescale.telemetry.record.record import ScaleLine
 from livescale.telemetry.timeline import instances_by_model
 from livescale.values.types import InstanceState
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _WINDOWS = 10
 _AT_WORK = (InstanceState.SERVING, InstanceState.DRAINING)
 STAGE_HEADER = (
@@ -43,17 +43,17 @@ class StageFigures:
 
     @property
     def arrivals_per_s(self) -> float | None:
-        return self.total("came") * _NS_PER_S / self.elapsed_ns if self.elapsed_ns else None
+        return self.total("came") * NS_PER_S / self.elapsed_ns if self.elapsed_ns else None
 
     @property
     def served_per_s(self) -> float | None:
         """Runs that one instance would do per second if it had always one."""
-        return self.total("done") * _NS_PER_S / busy if (busy := self.total("busy_ns")) else None
+        return self.total("done") * NS_PER_S / busy if (busy := self.total("busy_ns")) else None
 
     @property
     def service_s(self) -> float | None:
         """What a Run took on the device."""
-        return self.total("busy_ns") / done / _NS_PER_S if (done := self.total("done")) else None
+        return self.total("busy_ns") / done / NS_PER_S if (done := self.total("done")) else None
 
     @property
     def waiting(self) -> float | None:

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from livescale.config.slo import RequestTiming, SloAbsolute, SloError, SloRule, percentile
-
-_NS_PER_S = 1_000_000_000
+from livescale.values.units import NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +60,12 @@ def summarize(timings: Sequence[RequestTiming], rule: SloRule) -> RunSummary:
         requests=len(timings),
         failed=len(timings) - len(good),
         slo_met=met,
-        duration_s=duration_ns / _NS_PER_S if duration_ns else None,
+        duration_s=duration_ns / NS_PER_S if duration_ns else None,
         ttft=_latency([t.ttft_ns for t in good if t.ttft_ns is not None]),
         tbt=_latency([gap for t in good for gap in t.tbt_ns]),
         slo=slo,
         slo_attainment=met / len(timings) if timings else None,
-        goodput_per_s=met * _NS_PER_S / duration_ns if duration_ns else None,
+        goodput_per_s=met * NS_PER_S / duration_ns if duration_ns else None,
     )
 
 
@@ -79,5 +78,5 @@ def _duration_ns(timings: Sequence[RequestTiming]) -> int | None:
 def _latency(values_ns: list[int]) -> Latency | None:
     if not values_ns:
         return None
-    p50, p90, p99 = (percentile(values_ns, q) / _NS_PER_S for q in (50, 90, 99))
-    return Latency(sum(values_ns) / len(values_ns) / _NS_PER_S, p50, p90, p99)
+    p50, p90, p99 = (percentile(values_ns, q) / NS_PER_S for q in (50, 90, 99))
+    return Latency(sum(values_ns) / len(values_ns) / NS_PER_S, p50, p90, p99)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping, Sequence
 
+from livescale.values.units import NS_PER_S
+
 WIDTH_CHARS = 90
 """Width of charts, unless another one is given."""
 
-_NS_PER_S = 1_000_000_000
 _LABEL_CHARS = 6
 _CHART_ROWS_MAX = 16
 _ABSENT = "-"
@@ -59,7 +60,7 @@ def filling(done: int, of: int) -> str:
 
 def step_charts(instances: Mapping[str, Sequence[tuple[int, int]]], end_ns: int) -> list[str]:
     """One `step_chart` for each, by its title, all of the same time: a second beyond the end."""
-    until_ns = max([end_ns, *(of[-1][0] for of in instances.values())]) + _NS_PER_S
+    until_ns = max([end_ns, *(of[-1][0] for of in instances.values())]) + NS_PER_S
     return [step_chart(title, of, until_ns) for title, of in instances.items()]
 
 
@@ -85,7 +86,7 @@ def step_chart(
         lines.append(f"{level:>{_LABEL_CHARS}} | {bar}".rstrip())
     margin = " " * (_LABEL_CHARS + 1)
     lines.append(f"{margin}+{'-' * (columns + 1)}")
-    end = seconds(until_ns / _NS_PER_S)
+    end = seconds(until_ns / NS_PER_S)
     lines.append(f"{margin}  0 s{end:>{max(0, columns - 3)}}")
     return "\n".join(lines)
 

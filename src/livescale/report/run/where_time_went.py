@@ -5,8 +5,7 @@ from __future__ import annotations
 from livescale.report.run.terminal import seconds
 from livescale.telemetry.history.device_time import DeviceTime
 from livescale.telemetry.history.waiting import SlowRequests
-
-_NS_PER_S = 1_000_000_000
+from livescale.values.units import NS_PER_S
 
 
 def device_figures(spent: DeviceTime) -> dict[str, float]:
@@ -20,7 +19,7 @@ def device_figures(spent: DeviceTime) -> dict[str, float]:
     }
     if spent.lost_ns:
         parts_ns["lost"] = spent.lost_ns
-    return {f"device_{name}_s": part_ns / _NS_PER_S for name, part_ns in parts_ns.items()}
+    return {f"device_{name}_s": part_ns / NS_PER_S for name, part_ns in parts_ns.items()}
 
 
 def slow_figures(slow: SlowRequests) -> dict[str, float]:
@@ -35,7 +34,7 @@ def slow_figures(slow: SlowRequests) -> dict[str, float]:
         "held_back": slow.held_back_ns,
         "compute": slow.compute_ns,
     }
-    means = {f"slow_{name}_s": ns / slow.requests / _NS_PER_S for name, ns in sums_ns.items()}
+    means = {f"slow_{name}_s": ns / slow.requests / NS_PER_S for name, ns in sums_ns.items()}
     return {"slow_requests": slow.requests, **means}
 
 
@@ -64,6 +63,6 @@ def slow_text(slow: SlowRequests) -> str:
         "while neither": slow.held_back_ns,
         "computing": slow.compute_ns,
     }
-    parts = [f"{seconds(ns / slow.requests / _NS_PER_S)} {name}" for name, ns in words.items()]
-    mean_s = slow.ttft_ns / slow.requests / _NS_PER_S
+    parts = [f"{seconds(ns / slow.requests / NS_PER_S)} {name}" for name, ns in words.items()]
+    mean_s = slow.ttft_ns / slow.requests / NS_PER_S
     return f"{seconds(mean_s)} to the first token on average: {', '.join(parts)}"

@@ -25,9 +25,9 @@ from livescale.runtime.children.forking import ForkedProcess, ForkServer, ForkSe
 from livescale.runtime.children.restarts import Restarts
 from livescale.runtime.wire.boot import Boot, Status
 from livescale.values.types import Value
+from livescale.values.units import NS_PER_MS
 
 _log = logging.getLogger(__name__)
-_MS_NS = 1_000_000
 # Until its first word: imports, memory that is touched, kernels that are compiled.
 _START_NS = 600_000_000_000
 # A controller tells all its models, with their manifests.
@@ -187,7 +187,7 @@ def child_environment(config: PoolConfig) -> dict[str, str]:
 
 async def watch_children(children: Sequence[Child], lost_after_ms: int) -> None:
     """Ask all living children again and again whether they work, for ever."""
-    watch: SilenceWatch[tuple[str, int]] = SilenceWatch(lost_after_ms * _MS_NS)
+    watch: SilenceWatch[tuple[str, int]] = SilenceWatch(lost_after_ms * NS_PER_MS)
     by_name = {child.name: child for child in children}
     while True:
         now_ns = time.monotonic_ns()

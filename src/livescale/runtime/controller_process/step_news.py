@@ -13,8 +13,8 @@ from livescale.messages.commands import ModelGone
 from livescale.messages.events import ModelAdded, ModelRemoved, TeamBroke
 from livescale.runtime.wire.news import LoadProgress, News
 from livescale.telemetry.history import changes
-from livescale.telemetry.history.holdings import Ending, HoldingHistory
-from livescale.values.policies import ModelPolicy
+from livescale.telemetry.history.holding_history import Ending, HoldingHistory
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import Role
 
 # Loads that go on failing are news again only after this time.

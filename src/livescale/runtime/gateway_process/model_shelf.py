@@ -30,7 +30,7 @@ from livescale.runtime.wire.protocol import (
     PublishedModel,
     SpareStatus,
 )
-from livescale.values.policies import ROLES
+from livescale.values.scaling_policies import ROLES
 from livescale.values.types import InstanceState, Role
 
 _NOTHING = ModelLoad(0, 0)

@@ -6,6 +6,7 @@ before a model is published in a running pool.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from livescale.clusters.profiles import read_profile
 from livescale.common.regions import ALIGNMENT_BYTES
 from livescale.common.settings import ConfigError, parse_schedule
 from livescale.config.model import ModelConfig, RolesConfig, leaders_max, stage_spans
-from livescale.config.pool import ROOFLINE_PREFIX, WORKERS_MAX, PoolConfig
+from livescale.config.pool import LINEAR_PREFIX, ROOFLINE_PREFIX, WORKERS_MAX, PoolConfig
 from livescale.config.slo import SloAbsolute, parse_slo
 from livescale.control.multicast.planner import STRATEGIES
 from livescale.control.state.config import ANY_PAIR, ControllerConfig, PairRule
@@ -41,7 +42,7 @@ from livescale.runtime.models.scaling_settings import model_scaling, pool_scalin
 from livescale.runtime.wire.protocol import CatalogEntry, PublishedModel
 from livescale.values.bindings import Binding, EarlyBinding, LateBinding
 from livescale.values.chunks import fitting_chunk_bytes
-from livescale.values.placements import (
+from livescale.values.copy_strategies import (
     AllCopies,
     CacheCopies,
     KeyStageCopies,
@@ -49,14 +50,13 @@ from livescale.values.placements import (
     Placement,
     SpreadCopies,
 )
-from livescale.values.policies import ModelPolicy, RoleLimits
+from livescale.values.scaling_policies import ModelPolicy, RoleLimits
 from livescale.values.stages import StageError, even_stages
 from livescale.values.types import Manifest, ModelSpec
+from livescale.values.units import NS_PER_MS, NS_PER_S
 
-_MS_NS = 1_000_000
-_S_NS = 1_000_000_000
 _PAIR_RUNS_MIN = 4
-_LIVE_OVER_NS = 100 * _MS_NS
+_LIVE_OVER_NS = 100 * NS_PER_MS
 
 
 def prepare_models(config: PoolConfig) -> tuple[CatalogEntry, ...]:
@@ -259,13 +259,13 @@ def controller_config(
         workers_expected=len(layout.seats),
         agents_expected=len(layout.agents),
         epoch=epoch,
-        settle_ns=config.settle_ms * _MS_NS,
+        settle_ns=config.settle_ms * NS_PER_MS,
         dispatched_ahead_max=config.dispatched_ahead_max,
         binding=binding(config),
         sequences_max=config.sequences_max,
         request_attempts_max=config.request_attempts_max,
         # A gateway may give a silent worker up a little before the controller does.
-        avoid_ns=max(_S_NS, config.lost_after_ms * _MS_NS),
+        avoid_ns=max(NS_PER_S, config.lost_after_ms * NS_PER_MS),
         scaling=pool_scaling(config),
         multicast=config.multicast,
         avoids_serving=config.serving_links == "avoid",
@@ -274,7 +274,7 @@ def controller_config(
         teams=None if config.teams == "none" else config.teams,
         warm_spares=config.warm_spares,
         spares_ahead=config.spares_ahead == "empty",
-        spare_idle_ns=config.spare_idle_ms * _MS_NS,
+        spare_idle_ns=config.spare_idle_ms * NS_PER_MS,
         drain=config.drain,
         live_over_ns=live_over_ns(config),
         live_ahead_max=config.live_ahead_max,
@@ -316,7 +316,7 @@ def model_policy(config: PoolConfig, model: ModelConfig, entry: CatalogEntry) ->
         priority=model.priority,
         scaling=model_scaling(config, model, entry.spec),
         schedule=parse_schedule(model.schedule),
-        idle_ns=model.idle_s * _S_NS,
+        idle_ns=model.idle_s * NS_PER_S,
         roles=roles,
     )
 
@@ -344,7 +344,7 @@ def live_limits(config: PoolConfig) -> LiveLimits:
     return LiveLimits(
         batches_max=config.live_batches_max,
         batch_tokens_max=config.run_tokens_max,
-        gap_ns=(config.live_gap_ms or 0) * _MS_NS,
+        gap_ns=(config.live_gap_ms or 0) * NS_PER_MS,
         move_factor=MOVE_FACTOR if config.live_migration == "move" else 0,
         team_end=config.team_end,
     )
@@ -362,14 +362,14 @@ def pair_rule(config: PoolConfig) -> PairRule:
 def live_over_ns(config: PoolConfig) -> int:
     """Loads that should take no longer are waited for."""
     if config.live_over_ms is not None:
-        return config.live_over_ms * _MS_NS
+        return config.live_over_ms * NS_PER_MS
     slo = parse_slo(config.slo)
     return slo.ttft_ns // 4 if isinstance(slo, SloAbsolute) else _LIVE_OVER_NS
 
 
 def _placement(config: PoolConfig) -> Placement:
     placements: dict[str, Placement] = {
-        "cache": CacheCopies(ttl_ns=config.cache_ttl_s * _S_NS),
+        "cache": CacheCopies(ttl_ns=config.cache_ttl_s * NS_PER_S),
         "spread": SpreadCopies(),
         "all": AllCopies(),
         "key-stages": KeyStageCopies(),
@@ -384,9 +384,18 @@ def latency(config: PoolConfig) -> AnyLatency:
     if profile is None:
         return LinearLatency(config.timed_run_us * 1000, config.timed_token_us * 1000)
     try:
+        if profile.startswith(LINEAR_PREFIX):
+            return _linear(profile)
         return _roofline(profile) if profile.startswith(ROOFLINE_PREFIX) else _table(Path(profile))
     except ValueError as error:  # ConfigError, too
         raise ConfigError(f"timed_profile: {error}") from error
+
+
+def _linear(text: str) -> LinearLatency:
+    found = re.fullmatch(r"linear:(\d{1,8}):(\d{1,8})", text)
+    if found is None:
+        raise ConfigError(f"'{text}' is not linear:RUN_US:TOKEN_US, such as linear:8000:67")
+    return LinearLatency(int(found[1]) * 1000, int(found[2]) * 1000)
 
 
 def _table(path: Path) -> TableLatency:

@@ -28,7 +28,7 @@ from livescale.runtime.wire import protocol
 from livescale.runtime.wire.boot import PrepareBoot, Status
 from livescale.runtime.wire.wire_channel import FRAME_BYTES_MAX
 from livescale.telemetry.history.changes import Change, HoldingEnded
-from livescale.telemetry.history.holdings import Ending
+from livescale.telemetry.history.holding_history import Ending
 from livescale.values.types import InstanceState, ModelSpec
 
 _log = logging.getLogger(__name__)

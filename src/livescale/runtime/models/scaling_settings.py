@@ -7,10 +7,15 @@ from livescale.config.model import ModelConfig
 from livescale.config.pool import PoolConfig
 from livescale.config.slo import SloAbsolute, parse_slo
 from livescale.config.variation import variation_weights
-from livescale.values.policies import Bounds, ScalingPolicy, SloAim, StagesByQueue, TargetOngoing
+from livescale.values.scaling_policies import (
+    Bounds,
+    ScalingPolicy,
+    SloAim,
+    StagesByQueue,
+    TargetOngoing,
+)
 from livescale.values.types import ModelSpec
-
-_MS_NS = 1_000_000
+from livescale.values.units import NS_PER_MS
 
 
 def pool_scaling(config: PoolConfig) -> ScalingPolicy:
@@ -22,7 +27,7 @@ def pool_scaling(config: PoolConfig) -> ScalingPolicy:
         return bounds
     return SloAim(
         ttft_ns=_ttft_aim_ns(config),
-        floor_decay_ns=config.floor_decay_ms * _MS_NS,
+        floor_decay_ns=config.floor_decay_ms * NS_PER_MS,
         scale_down_timeout_ns=_timeout_ns(config, SloAim().scale_down_timeout_ns),
         load_window_ns=bounds.load_window_ns,
         room=bounds,
@@ -39,7 +44,7 @@ def model_scaling(config: PoolConfig, model: ModelConfig, spec: ModelSpec) -> Sc
     cores = cores_model(config)
     return StagesByQueue(
         slo_ns=_ttft_aim_ns(config),
-        period_ns=config.stage_period_ms * _MS_NS,
+        period_ns=config.stage_period_ms * NS_PER_MS,
         scale_down_timeout_ns=_timeout_ns(config, StagesByQueue().scale_down_timeout_ns),
         replicas_total=model.max_stage_replicas,
         is_uniform=config.scaling_policy == "pipelines",
@@ -52,7 +57,7 @@ def model_scaling(config: PoolConfig, model: ModelConfig, spec: ModelSpec) -> Sc
 def _ttft_aim_ns(config: PoolConfig) -> int | None:
     """The configured one (None: there is none)."""
     if config.ttft_aim_ms is not None:
-        return config.ttft_aim_ms * _MS_NS
+        return config.ttft_aim_ms * NS_PER_MS
     slo = parse_slo(config.slo)
     return slo.ttft_ns if isinstance(slo, SloAbsolute) else None
 
@@ -60,20 +65,20 @@ def _ttft_aim_ns(config: PoolConfig) -> int | None:
 def _timeout_ns(config: PoolConfig, default_ns: int) -> int:
     """Before a model shrinks."""
     timeout_ms = config.scale_down_timeout_ms
-    return default_ns if timeout_ms is None else timeout_ms * _MS_NS
+    return default_ns if timeout_ms is None else timeout_ms * NS_PER_MS
 
 
 def _bounds(config: PoolConfig) -> Bounds:
     return Bounds(
         token_rate_upper_permille=10 * config.token_rate_upper_percent,
         token_rate_lower_permille=10 * config.token_rate_lower_percent,
-        backlog_upper_ns=config.prefill_queue_upper_ms * _MS_NS,
-        backlog_lower_ns=config.prefill_queue_lower_ms * _MS_NS,
+        backlog_upper_ns=config.prefill_queue_upper_ms * NS_PER_MS,
+        backlog_lower_ns=config.prefill_queue_lower_ms * NS_PER_MS,
         kv_upper_permille=10 * config.kv_upper_percent,
         kv_lower_permille=10 * config.kv_lower_percent,
         requests_upper_permille=10 * config.requests_upper_percent,
         requests_lower_permille=10 * config.requests_lower_percent,
-        load_window_ns=config.load_window_ms * _MS_NS,
+        load_window_ns=config.load_window_ms * NS_PER_MS,
         scale_down_timeout_ns=_timeout_ns(config, Bounds().scale_down_timeout_ns),
     )
 

@@ -20,7 +20,7 @@ from livescale.runtime.supervisor.key_watch import KeyWatch
 from livescale.runtime.supervisor.own_gateways import OwnGateways, with_share_of_line
 from livescale.runtime.wire.boot import AgentBoot, ControllerBoot, GatewayBoot, WorkerBoot
 from livescale.runtime.wire.protocol import Address, Catalog
-from livescale.values.policies import CoresModel
+from livescale.values.scaling_policies import CoresModel
 from livescale.values.types import Manifest, WorkerRef, agent_ref
 
 

@@ -30,7 +30,7 @@ from livescale.latency.models import AnyLatency
 from livescale.latency.work import LinearLatency
 from livescale.runtime.wire.news import LoadProgress, News
 from livescale.runtime.wire.protocol import Address, Catalog, CatalogEntry
-from livescale.values.policies import CoresModel
+from livescale.values.scaling_policies import CoresModel
 from livescale.values.types import Manifest, Value, WorkerRef
 
 _READ_BYTES = 1 << 16

@@ -19,9 +19,9 @@ from typing import Any
 
 from livescale.control.cluster.liveness import SilenceWatch, WorkProgress, look_gap_ns
 from livescale.runtime.wire.wire_channel import Wire
+from livescale.values.units import NS_PER_MS
 
 _log = logging.getLogger(__name__)
-_MS_NS = 1_000_000
 # A peer that has not sent anything yet may still be starting: its socket was there before it.
 _FIRST_WORD_PERIODS = 12
 
@@ -33,7 +33,7 @@ class Heartbeats:
         """Nothing is sent while `is_working` says no: the wires stay, and their peers decide."""
         self.lost_after_ms = lost_after_ms
         self._is_working = is_working
-        self._watch: SilenceWatch[Wire[Any]] = SilenceWatch(lost_after_ms * _MS_NS)
+        self._watch: SilenceWatch[Wire[Any]] = SilenceWatch(lost_after_ms * NS_PER_MS)
 
     def add(self, wire: Wire[Any]) -> None:
         """Watch the wire until it is closed, and send heartbeats on it. A peer that has sent
@@ -76,7 +76,7 @@ class WorkPulse:
         self, lost_after_ms: int, stuck_after_ms: int, post: Callable[[Callable[[], None]], None]
     ) -> None:
         """`post` puts a piece of work into the inbox."""
-        self._progress = WorkProgress(lost_after_ms * _MS_NS, stuck_after_ms * _MS_NS)
+        self._progress = WorkProgress(lost_after_ms * NS_PER_MS, stuck_after_ms * NS_PER_MS)
         self._post = post
         #: the thread that works, when it has begun
         self._thread: int | None = None

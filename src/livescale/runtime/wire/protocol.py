@@ -15,7 +15,7 @@ from livescale.messages.epochs import Acting, Fenced
 from livescale.runtime.wire import joining
 from livescale.telemetry.record.record import RequestLine
 from livescale.values import types
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import Value
 
 JsonSetting = str | int | list[str] | dict[str, dict[str, int | None]] | None

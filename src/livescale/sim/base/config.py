@@ -12,7 +12,7 @@ from livescale.common.settings import ConfigError, unknown
 from livescale.control.state.config import ControllerConfig
 from livescale.latency.models import AnyLatency
 from livescale.latency.work import LinearLatency
-from livescale.values.policies import CoresModel, ModelPolicy
+from livescale.values.scaling_policies import CoresModel, ModelPolicy
 from livescale.values.types import AGENT_NUMBERS_FROM, ModelSpec, Value, WorkerRef, agent_ref
 
 _GBIT = 125_000_000

@@ -24,7 +24,7 @@ from livescale.sim.checkers.limits import LimitChecker
 from livescale.sim.checkers.stage_totals import StageTotalChecker
 from livescale.sim.checkers.turns import TurnChecker
 from livescale.values.chunks import Feed, senders
-from livescale.values.placements import keeps_last
+from livescale.values.copy_strategies import keeps_last
 from livescale.values.types import HoldingId, WorkerRef
 
 

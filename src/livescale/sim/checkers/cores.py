@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from livescale.messages import commands, events
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
-from livescale.values.policies import ModelPolicy, ScalingPolicy, StagesByQueue
+from livescale.values.scaling_policies import ModelPolicy, ScalingPolicy, StagesByQueue
 from livescale.values.types import WorkerRef
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from livescale.messages.commands import StartHolding
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
-from livescale.values.placements import KeyStageCopies, Placement
+from livescale.values.copy_strategies import KeyStageCopies, Placement
 
 
 class KeyCopyChecker:

@@ -13,7 +13,7 @@ import msgspec
 
 from livescale.messages import commands, events
 from livescale.values.chunks import senders
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.stages import stage_name
 from livescale.values.types import HoldingId, InstanceId, ModelSpec, RequestId, WorkerRef
 

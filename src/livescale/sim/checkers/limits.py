@@ -9,7 +9,7 @@ from livescale.control.state.config import ControllerConfig
 from livescale.messages.events import AnyEvent, ModelAdded, ModelChanged, Tick
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
-from livescale.values.policies import RoleLimits
+from livescale.values.scaling_policies import RoleLimits
 from livescale.values.types import InstanceId, Role
 
 _PATIENCE_NS = 1_000_000_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 
-from livescale.member.holding import ModelHolding
 from livescale.member.instance import HostedInstance
+from livescale.member.member_holdings import ModelHolding
 from livescale.messages.commands import (
     AnyCommand,
     ChangeDuty,
@@ -25,7 +25,7 @@ from livescale.messages.events import (
     RoleChanged,
 )
 from livescale.sim.checkers.invariants import require
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import HoldingId, RequestId, Role, WorkerRef
 
 Missing = Callable[[WorkerRef, str, int, int], int]

@@ -8,7 +8,7 @@ from livescale.messages.commands import AnyCommand, Resume, StartHolding
 from livescale.messages.events import AnyEvent, ModelAdded, ModelChanged
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
-from livescale.values.policies import LinePolicy, ModelPolicy, ScalingPolicy
+from livescale.values.scaling_policies import LinePolicy, ModelPolicy, ScalingPolicy
 
 
 class StageTotalChecker:

@@ -22,8 +22,8 @@ from livescale.batching.runs.run import EmittedTokens, Run, Segment, SequenceSpe
 from livescale.sim.base.clock import COMMIT_PRIORITY, Action, Clock
 from livescale.values.routes import Partner
 from livescale.values.types import LayerSpan, SamplingParams, WorkerRef
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _SOURCE, _TARGET = WorkerRef(0), WorkerRef(1)
 _BLOCK_TOKENS = 1 << 22
 """A block for each request, whatever it generates: room for KV is not what is looked at here."""
@@ -246,7 +246,7 @@ class PairWorld:
             size = self._bytes(message)
             if size and self._load.bytes_per_s is not None:
                 start_ns = max(self._clock.now_ns, self._link_free_ns)
-                there_ns = start_ns + -(-size * _NS_PER_S // self._load.bytes_per_s)
+                there_ns = start_ns + -(-size * NS_PER_S // self._load.bytes_per_s)
                 self._link_free_ns = there_ns
             self._run.moved_bytes += size
             # In the order in which they were sent.

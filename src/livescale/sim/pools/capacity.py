@@ -16,15 +16,14 @@ from livescale.load.traces import TraceRow, upscale
 from livescale.sim.base.config import SimConfig
 from livescale.sim.pools.runs import Loads, PoolRun, lead_ns, run_pool
 from livescale.values.types import Outcome, Value
-
-_NS_PER_S = 1_000_000_000
+from livescale.values.units import NS_PER_S
 
 UNLOADED_MULTIPLE = 5
 """TTFT of a pool that keeps up is below so many times the unloaded one (BlitzScale's 5x rule)."""
 FINISHED_PERMILLE = 980
 """Of the requests, so many have to end well in a pool that keeps up."""
 _SAMPLE = 100
-_SAMPLE_GAP_NS = 20 * _NS_PER_S
+_SAMPLE_GAP_NS = 20 * NS_PER_S
 _STEPS_MAX = 24
 _TOLERANCE_PERCENT = 2
 
@@ -159,7 +158,7 @@ def measure_capacity(loads: Loads, config: SimConfig, seed: int) -> ServingCapac
         else:
             high = middle
     scaled_count = sum(map(len, scale_loads(loads, low, seed).values()))
-    rate = scaled_count * _NS_PER_S / duration_ns
+    rate = scaled_count * NS_PER_S / duration_ns
     return ServingCapacity(low, high, rate, unloaded_ns, len(tried) + 1)
 
 

@@ -23,8 +23,9 @@ from livescale.latency.shapes import EXECUTED, PRESETS
 from livescale.sim.base.config import SimConfig
 from livescale.sim.pools.limits import InstanceLimits, PooledModel, PoolError, limits_of
 from livescale.sim.pools.systems import System
-from livescale.values.policies import Bounds, ModelPolicy, SloAim
+from livescale.values.scaling_policies import Bounds, ModelPolicy, SloAim
 from livescale.values.types import ModelSpec, Value, WorkerRef
+from livescale.values.units import NS_PER_MS
 
 MEMORY_PERCENT = 90
 """Of a device's memory, for parameters, KV and the reserve (the usual setting of engines)."""
@@ -44,12 +45,11 @@ class _Constants(Value, frozen=True):
     scale_down_timeout_ns: int
 
 
-_MS = 1_000_000
 _AUTHORS = {
-    "llama-2-7b": _Constants(1, 13_000, 8_000, 333 * _MS),
-    "llama-3-8b": _Constants(1, 15_000, 30_000, 333 * _MS),
-    "mistral-24b": _Constants(2, 12_000, 32_000, 333 * _MS),
-    "qwen2.5-72b": _Constants(4, 5_300, 4_000, 1_000 * _MS),
+    "llama-2-7b": _Constants(1, 13_000, 8_000, 333 * NS_PER_MS),
+    "llama-3-8b": _Constants(1, 15_000, 30_000, 333 * NS_PER_MS),
+    "mistral-24b": _Constants(2, 12_000, 32_000, 333 * NS_PER_MS),
+    "qwen2.5-72b": _Constants(4, 5_300, 4_000, 1_000 * NS_PER_MS),
 }
 _AUTHORS_KINDS = ("a100", "a800")
 _AUTHORS_KV_UPPER_PERMILLE, _AUTHORS_KV_LOWER_PERMILLE = 950, 750

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from livescale.common.errors import UserError
 from livescale.sim.pools.systems import System
-from livescale.values.policies import ROLES, RoleLimits
+from livescale.values.scaling_policies import ROLES, RoleLimits
 from livescale.values.types import Role, Value
 
 

@@ -19,11 +19,11 @@ from livescale.sim.base.run_notes import SimResult
 from livescale.sim.world.simulate import simulate
 from livescale.telemetry.history.reading import History, read_history
 from livescale.telemetry.record.record import read_record
-from livescale.values.placements import AllCopies, NoCopies
+from livescale.values.copy_strategies import AllCopies, NoCopies
 from livescale.values.types import Outcome
+from livescale.values.units import NS_PER_S
 
 Loads = Mapping[str, Sequence[TraceRow]]
-_NS_PER_S = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def _place(upstream: str) -> str:
 
 def _slowest_ns(amount_bytes: int, rates: Iterable[int | None]) -> int:
     slowest = min((rate for rate in rates if rate), default=None)
-    return 0 if slowest is None else -(-amount_bytes * _NS_PER_S // slowest)
+    return 0 if slowest is None else -(-amount_bytes * NS_PER_S // slowest)
 
 
 def fit_rows(rows: Sequence[TraceRow], tokens_max: int) -> tuple[list[TraceRow], int]:

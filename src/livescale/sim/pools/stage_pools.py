@@ -18,7 +18,7 @@ from livescale.latency.shapes import ExecutedModel
 from livescale.sim.base.config import SimConfig
 from livescale.sim.pools.limits import PoolError
 from livescale.sim.pools.stage_systems import StageSystem
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import SEQUENCES_MAX
 
 ROW_BYTES = 8192

@@ -13,14 +13,20 @@ import msgspec
 
 from livescale.common.settings import unknown
 from livescale.sim.pools.systems import System, UnknownSystem
-from livescale.values.placements import (
+from livescale.values.copy_strategies import (
     AllCopies,
     CacheCopies,
     KeyStageCopies,
     NoCopies,
     SpreadCopies,
 )
-from livescale.values.policies import Bounds, CoresModel, ScalingPolicy, StagesByQueue, StagesByRate
+from livescale.values.scaling_policies import (
+    Bounds,
+    CoresModel,
+    ScalingPolicy,
+    StagesByQueue,
+    StagesByRate,
+)
 
 _AHEAD_NS = 10_000_000_000
 """How far Cocktail's forecast looks: beyond a load of one stage from disk."""

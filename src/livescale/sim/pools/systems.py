@@ -20,11 +20,17 @@ from livescale.config.slo import TIME, exact_ns
 from livescale.control.state.config import ANY_PAIR
 from livescale.sim.base.config import EQUAL, SERVING_FIRST
 from livescale.values.bindings import Binding, EarlyBinding, LateBinding
-from livescale.values.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
-from livescale.values.policies import Bounds, SloAim
+from livescale.values.copy_strategies import (
+    AllCopies,
+    CacheCopies,
+    NoCopies,
+    Placement,
+    SpreadCopies,
+)
+from livescale.values.scaling_policies import Bounds, SloAim
 from livescale.values.types import SEQUENCES_MAX, Value
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _COUNT = re.compile(r"[1-9]\d{0,5}")
 _TWO_COUNTS = re.compile(rf"({_COUNT.pattern})\+({_COUNT.pattern})")
 
@@ -94,15 +100,15 @@ _GROUP_SETUP_NS = 200_000_000
 in λScale §7.2."""
 
 BASELINE: Mapping[str, object] = {
-    "settle_ns": _NS_PER_S,
+    "settle_ns": NS_PER_S,
     "binding": EarlyBinding(ahead_max=8),
     "dispatched_ahead_max": 8,
     "sequences_max": SEQUENCES_MAX,
     "request_attempts_max": 2,
-    "load_retry_ns": _NS_PER_S,
-    "load_retry_ns_max": 30 * _NS_PER_S,
+    "load_retry_ns": NS_PER_S,
+    "load_retry_ns_max": 30 * NS_PER_S,
     "load_failures_max": 3,
-    "avoid_ns": _NS_PER_S,
+    "avoid_ns": NS_PER_S,
     "scaling": Bounds(
         token_rate_upper_permille=900,
         token_rate_lower_permille=600,
@@ -112,14 +118,14 @@ BASELINE: Mapping[str, object] = {
         kv_lower_permille=750,
         requests_upper_permille=850,
         requests_lower_permille=750,
-        load_window_ns=_NS_PER_S,
+        load_window_ns=NS_PER_S,
         scale_down_timeout_ns=333_000_000,
     ),
     "drain": "finish",
     "warm_spares": "off",
     "spares_ahead": False,
     "stage_placement": "as-models",
-    "spare_idle_ns": _NS_PER_S,
+    "spare_idle_ns": NS_PER_S,
     "live_over_ns": 100_000_000,
     "live_ahead_max": 8,
     "pairs": None,
@@ -143,7 +149,7 @@ BASELINE_WORLD: Mapping[str, object] = {
         span_ns=20_000_000,
         gap_ns=0,
         kv_layers_ahead=4,
-        answer_ns=5 * _NS_PER_S,
+        answer_ns=5 * NS_PER_S,
         pulls_max=2,
         pull_early_permille=0,
         decodes_first=False,
@@ -276,13 +282,13 @@ _ALL = (
         "serverlessllm",
         "host memory keeps what its devices loaded for 5 min (BlitzScale, Figure 4), else storage",
         multicast="host",
-        placement=CacheCopies(ttl_ns=300 * _NS_PER_S),
+        placement=CacheCopies(ttl_ns=300 * NS_PER_S),
     ),
     System(
         "serverlessllm-30s",
         "the same for 30 s, as in the code of BlitzScale's authors",
         multicast="host",
-        placement=CacheCopies(ttl_ns=30 * _NS_PER_S),
+        placement=CacheCopies(ttl_ns=30 * NS_PER_S),
     ),
     System(
         "allcache",
@@ -354,7 +360,7 @@ _ALL = (
         aim=SloAim(),
     ),
     System("ideal-bounds", "livescale-bounds, but parameters are there at once", load_ns=0),
-    System("fixed-delay", "each load takes 1 s (fixed-delay:2s: another time)", load_ns=_NS_PER_S),
+    System("fixed-delay", "each load takes 1 s (fixed-delay:2s: another time)", load_ns=NS_PER_S),
 )
 SYSTEMS: dict[str, System] = {system.name: system for system in _ALL}
 

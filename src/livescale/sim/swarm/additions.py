@@ -13,12 +13,13 @@ from msgspec.structs import replace
 
 from livescale.load.traces import TraceRow
 from livescale.sim.base.config import HostStay, ModelChange, SimConfig
-from livescale.sim.swarm.worlds import MS, SwarmWorld, changed
+from livescale.sim.swarm.worlds import SwarmWorld, changed
 from livescale.values.bindings import Binding, EarlyBinding, LateBinding
-from livescale.values.placements import AllCopies, SpreadCopies
-from livescale.values.policies import Period
+from livescale.values.copy_strategies import AllCopies, SpreadCopies
+from livescale.values.scaling_policies import Period
+from livescale.values.units import NS_PER_MS
 
-_UNTIL_NS = 3_000 * MS
+_UNTIL_NS = 3_000 * NS_PER_MS
 _NARROW_SHARE = 0.04
 """Of the worlds so many keep each of the narrow bounds."""
 _STRAYS = 12
@@ -34,11 +35,11 @@ def with_bad_files(world: SwarmWorld) -> SwarmWorld:
     return world.changed(
         faults={
             "bad_files": rng.choice([1, 3, 10]),
-            "bad_files_ns": rng.choice([50, 500, 5_000]) * MS,
+            "bad_files_ns": rng.choice([50, 500, 5_000]) * NS_PER_MS,
         },
         controller={
             "load_failures_max": rng.choice([1, 2, 3]),
-            "load_retry_ns_max": rng.choice([20, 1_000, 30_000]) * MS,
+            "load_retry_ns_max": rng.choice([20, 1_000, 30_000]) * NS_PER_MS,
         },
     )
 
@@ -51,8 +52,8 @@ def with_silence(world: SwarmWorld) -> SwarmWorld:
         return world
     faults = {
         "silences": rng.choice([1, 5, 20]),
-        "silence_ns_max": rng.choice([50, 300, 2_000]) * MS,
-        "lost_after_ns": rng.choice([50, 200]) * MS,
+        "silence_ns_max": rng.choice([50, 300, 2_000]) * NS_PER_MS,
+        "lost_after_ns": rng.choice([50, 200]) * NS_PER_MS,
     }
     return world.changed(faults=faults)
 
@@ -64,7 +65,7 @@ def with_takeovers(world: SwarmWorld) -> SwarmWorld:
     faults = world.config.faults
     if not faults.until_ns or faults.silences or rng.random() < 0.67:
         return world
-    longest_ns = rng.choice([20, 300, 2_000]) * MS
+    longest_ns = rng.choice([20, 300, 2_000]) * NS_PER_MS
     return world.changed(faults={"takeovers": rng.choice([1, 2, 5]), "takeover_ns_max": longest_ns})
 
 
@@ -77,10 +78,10 @@ def with_refusals_and_jumps(world: SwarmWorld) -> SwarmWorld:
     faults = {}
     if rng.random() < 0.33:
         faults["refusals"] = rng.choice([1, 5, 20])
-        faults["refusal_ns"] = rng.choice([5, 50, 500]) * MS
+        faults["refusal_ns"] = rng.choice([5, 50, 500]) * NS_PER_MS
     if rng.random() < 0.33:
         faults["clock_jumps"] = rng.choice([1, 5, 20])
-        faults["clock_jump_ns_max"] = rng.choice([10, 1_000, 100_000]) * MS
+        faults["clock_jump_ns_max"] = rng.choice([10, 1_000, 100_000]) * NS_PER_MS
     return world.changed(faults=faults)
 
 
@@ -151,7 +152,7 @@ def with_changed_limits(world: SwarmWorld) -> SwarmWorld:
             instances_min=least,
             instances_max=rng.randint(max(least, 1), max(config.workers, least)),
             priority=rng.choice([0, 1, 2]),
-            idle_ns=rng.choice([10, 500]) * MS,
+            idle_ns=rng.choice([10, 500]) * NS_PER_MS,
         )
         at_ns = rng.randrange(_UNTIL_NS)
         drawn = _with_change(config, ModelChange(at_ns, changed=limits))
@@ -173,7 +174,7 @@ def with_schedule(world: SwarmWorld) -> SwarmWorld:
         return world
     policy = rng.choice(whole)
     start_ns = rng.choice([0, rng.randrange(_UNTIL_NS)])
-    stop_ns = start_ns + rng.choice([50, 500, 5_000]) * MS
+    stop_ns = start_ns + rng.choice([50, 500, 5_000]) * NS_PER_MS
     # Room for the least numbers is as without: see `with_changed_limits`.
     least = rng.randint(0, policy.instances_min)
     period = Period(start_ns, stop_ns, least, rng.randint(max(least, 1), policy.instances_max))
@@ -198,15 +199,15 @@ def with_stays(world: SwarmWorld) -> SwarmWorld:
         )
     stays = []
     for host in rng.sample(names, rng.randint(1, len(names) - 1)):
-        from_ns = rng.choice([0, 0, 0, 10, 500, 2_000]) * MS
+        from_ns = rng.choice([0, 0, 0, 10, 500, 2_000]) * NS_PER_MS
         is_leaving = not from_ns or rng.random() < 0.5
         stays.append(
             HostStay(
                 host,
                 from_ns,
                 rng.randrange(from_ns, from_ns + _UNTIL_NS) if is_leaving else None,
-                rng.choice([50, 1_000, 10_000]) * MS,
-                rng.choice([1, 100, 1_000]) * MS,
+                rng.choice([50, 1_000, 10_000]) * NS_PER_MS,
+                rng.choice([1, 100, 1_000]) * NS_PER_MS,
             )
         )
     late = [ref for stay in stays if stay.from_ns for ref in config.on_host(stay.host)]

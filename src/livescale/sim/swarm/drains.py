@@ -7,10 +7,11 @@ import random
 from msgspec.structs import replace
 
 from livescale.load.traces import TraceRow
-from livescale.sim.swarm.worlds import MS, SwarmWorld, changed
-from livescale.values.policies import Bounds, ModelPolicy
+from livescale.sim.swarm.worlds import SwarmWorld, changed
+from livescale.values.scaling_policies import Bounds, ModelPolicy
+from livescale.values.units import NS_PER_MS
 
-_SPAN_NS = 4_000 * MS
+_SPAN_NS = 4_000 * NS_PER_MS
 
 
 def with_drains(world: SwarmWorld) -> SwarmWorld:
@@ -20,7 +21,7 @@ def with_drains(world: SwarmWorld) -> SwarmWorld:
     if rng.randrange(3) == 0:
         return world
     config = changed(world.config, controller={"drain": "move"})
-    gap_ns = rng.choice([0, 0, 1, 20]) * MS
+    gap_ns = rng.choice([0, 0, 1, 20]) * NS_PER_MS
     config = replace(config, live=replace(config.live, gap_ns=gap_ns or config.live.gap_ns))
     world = SwarmWorld(world.rows, config, world.seed)
     return _with_long_answers(world, rng) if rng.random() < 0.5 else world
@@ -41,8 +42,8 @@ def _with_long_answers(world: SwarmWorld, rng: random.Random) -> SwarmWorld:
         models = tuple(map(grown, models))
     scaling = config.controller.scaling
     if isinstance(scaling, Bounds):
-        timeout_ns = rng.choice([5, 30]) * MS
-        scaling = replace(scaling, load_window_ns=50 * MS, scale_down_timeout_ns=timeout_ns)
+        timeout_ns = rng.choice([5, 30]) * NS_PER_MS
+        scaling = replace(scaling, load_window_ns=50 * NS_PER_MS, scale_down_timeout_ns=timeout_ns)
     rows = {}
     for model, steady in world.rows.items():
         burst = [row for _ in range(rng.randint(1, 3)) for row in _burst(rng)]
@@ -54,6 +55,6 @@ def _with_long_answers(world: SwarmWorld, rng: random.Random) -> SwarmWorld:
 def _burst(rng: random.Random) -> list[TraceRow]:
     start_ns = rng.randrange(_SPAN_NS)
     return [
-        TraceRow(start_ns + number * MS, rng.randint(1, 200), rng.randint(20, 300))
+        TraceRow(start_ns + number * NS_PER_MS, rng.randint(1, 200), rng.randint(20, 300))
         for number in range(rng.randint(4, 30))
     ]

@@ -15,9 +15,16 @@ from livescale.clusters.topology import Device, Host, Leaf
 from livescale.latency.work import LinearLatency
 from livescale.load.traces import TraceRow
 from livescale.sim.base.config import FaultConfig, SimConfig
-from livescale.sim.swarm.worlds import MIB, MS, SwarmWorld, changed, draw_rows, make_model
-from livescale.values.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
-from livescale.values.policies import ModelPolicy
+from livescale.sim.swarm.worlds import MIB, SwarmWorld, changed, draw_rows, make_model
+from livescale.values.copy_strategies import (
+    AllCopies,
+    CacheCopies,
+    NoCopies,
+    Placement,
+    SpreadCopies,
+)
+from livescale.values.scaling_policies import ModelPolicy
+from livescale.values.units import NS_PER_MS
 
 _RATE = 1 << 30
 
@@ -33,8 +40,8 @@ def with_fabric(world: SwarmWorld) -> SwarmWorld:
     config = changed(
         config,
         coalesces=rng.random() < 0.5,
-        report_gap_ns=rng.choice([5, 100]) * MS,
-        load_ns=random.Random(f"load time {world.seed}").choice([None] * 9 + [50 * MS]),
+        report_gap_ns=rng.choice([5, 100]) * NS_PER_MS,
+        load_ns=random.Random(f"load time {world.seed}").choice([None] * 9 + [50 * NS_PER_MS]),
         faults=_more_faults(config.faults, rng),
     )
     return SwarmWorld(world.rows | rows, config, world.seed)
@@ -56,11 +63,13 @@ def _with_more_models(
         spec = make_model(f"more{number}", rng.randint(1, 6), rng.randint(1, 6) * MIB)
         spec = replace(spec, tp_size=rng.randint(1, min(room, 2)))
         most = rng.randint(1, max(room // spec.tp_size, 1))
-        idle_ns = rng.choice([10, 300]) * MS
+        idle_ns = rng.choice([10, 300]) * NS_PER_MS
         more.append(ModelPolicy(spec, 0, most, priority=rng.choice([0, 0, 2]), idle_ns=idle_ns))
-        span_ns = max(config.faults.until_ns, 500 * MS)
+        span_ns = max(config.faults.until_ns, 500 * NS_PER_MS)
         rows[spec.name] = [row for row in draw_rows(rng, span_ns) if rng.random() < 0.5]
-        latency[spec.name] = LinearLatency(rng.choice([1, 8]) * MS, rng.choice([5_000, 90_000]), 10)
+        latency[spec.name] = LinearLatency(
+            rng.choice([1, 8]) * NS_PER_MS, rng.choice([5_000, 90_000]), 10
+        )
     size_bytes = sum(policy.spec.size_bytes * policy.spec.tp_size for policy in more)
     hosts = tuple(
         replace(host, memory_bytes=host.memory_bytes + size_bytes) for host in config.hosts
@@ -149,7 +158,11 @@ def _with_strategy(config: SimConfig, rng: random.Random) -> SimConfig:
     if config.hosts:
         for strategy in ("auto", "sharded", "tree", "unicast", "host"):
             choices += [(SpreadCopies(), strategy)] * 2
-        choices += [(CacheCopies(30 * MS), "host"), (AllCopies(), "auto"), (NoCopies(), "tree")]
+        choices += [
+            (CacheCopies(30 * NS_PER_MS), "host"),
+            (AllCopies(), "auto"),
+            (NoCopies(), "tree"),
+        ]
     else:
         choices += [(NoCopies(), name) for name in ("auto", "sharded", "unicast", "storage")]
     placement, multicast = rng.choice(choices)
@@ -167,7 +180,7 @@ def _more_faults(faults: FaultConfig, rng: random.Random) -> dict[str, int]:
         "slow_links": rng.choice([0, 1, 5]),
         "slow_permille": rng.choice([1, 50, 500]),
         "cut_links": rng.choice([0, 1, 3]),
-        "link_ns": rng.choice([5, 100, 1000]) * MS,
+        "link_ns": rng.choice([5, 100, 1000]) * NS_PER_MS,
         "corruptions": rng.choice([0, 1, 10]),
         "lost_permille": rng.choice([0, 100, 500]),
     }

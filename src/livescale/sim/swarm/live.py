@@ -9,10 +9,11 @@ from msgspec.structs import replace
 from livescale.batching.live.live_batch import LiveLimits
 from livescale.control.state.config import ANY_PAIR, PairRule
 from livescale.load.traces import TraceRow
-from livescale.sim.swarm.worlds import MS, SwarmWorld, changed
-from livescale.values.policies import ModelPolicy
+from livescale.sim.swarm.worlds import SwarmWorld, changed
+from livescale.values.scaling_policies import ModelPolicy
+from livescale.values.units import NS_PER_MS
 
-_SPAN_NS = 6_000 * MS
+_SPAN_NS = 6_000 * NS_PER_MS
 
 
 def with_live(world: SwarmWorld) -> SwarmWorld:
@@ -39,15 +40,15 @@ def with_live(world: SwarmWorld) -> SwarmWorld:
         ),
     }
     batches_max, batch_tokens_max = rng.choice([1, 2, 16]), rng.choice([16, 300, 2048])
-    span_ns = rng.choice([1, 5, 20]) * MS
+    span_ns = rng.choice([1, 5, 20]) * NS_PER_MS
     limits = LiveLimits(
         batches_max=batches_max,
         batch_tokens_max=batch_tokens_max,
         span_ns=span_ns,
         # As long as a Run full of prompts, or no longer than one live Run.
-        gap_ns=0 if span_ns == 5 * MS else span_ns,
+        gap_ns=0 if span_ns == 5 * NS_PER_MS else span_ns,
         kv_layers_ahead=rng.choice([1, 4]),
-        answer_ns=rng.choice([30, 300, 5000]) * MS,
+        answer_ns=rng.choice([30, 300, 5000]) * NS_PER_MS,
         decodes_first=random.Random(f"decodes {world.seed}").random() < 0.8,
         kv_holds_pulls=random.Random(f"kv {world.seed}").random() < 0.8,
         kv_follows=random.Random(f"kv follows {world.seed}").random() < 0.8,
@@ -98,7 +99,7 @@ def with_long_loads(world: SwarmWorld, rng: random.Random) -> SwarmWorld:
 
 
 def _burst(rng: random.Random) -> list[TraceRow]:
-    start_ns, gap_ns = rng.randrange(_SPAN_NS), rng.choice([0, MS])
+    start_ns, gap_ns = rng.randrange(_SPAN_NS), rng.choice([0, NS_PER_MS])
     return [
         TraceRow(start_ns + number * gap_ns, rng.randint(1, 300), rng.randint(1, 30))
         for number in range(rng.randint(5, 40))

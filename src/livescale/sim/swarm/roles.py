@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from livescale.sim.base.config import ModelChange
 from livescale.sim.swarm.worlds import SwarmWorld, changed
-from livescale.values.policies import ModelPolicy, RoleLimits
+from livescale.values.scaling_policies import ModelPolicy, RoleLimits
 from livescale.values.types import Role
 
 

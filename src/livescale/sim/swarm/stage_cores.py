@@ -12,7 +12,7 @@ from livescale.latency.work import LinearLatency, RunWork
 from livescale.load.traces import TraceRow
 from livescale.sim.base.config import ModelChange, SimConfig
 from livescale.sim.swarm.worlds import SwarmWorld, changed
-from livescale.values.policies import CoresModel, ModelPolicy, StagesByQueue
+from livescale.values.scaling_policies import CoresModel, ModelPolicy, StagesByQueue
 
 _TOKENS = 128
 _WORKERS_MIN = 9

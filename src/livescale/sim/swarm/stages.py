@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from livescale.sim.base.config import ModelChange, SimConfig
-from livescale.sim.swarm.worlds import MS, SwarmWorld, changed
-from livescale.values.placements import KeyStageCopies
-from livescale.values.policies import ModelPolicy, ScalingPolicy, StagesByQueue
+from livescale.sim.swarm.worlds import SwarmWorld, changed
+from livescale.values.copy_strategies import KeyStageCopies
+from livescale.values.scaling_policies import ModelPolicy, ScalingPolicy, StagesByQueue
 from livescale.values.stages import even_stages, stage_specs
 from livescale.values.types import ModelSpec
+from livescale.values.units import NS_PER_MS
 
 
 def with_stages(world: SwarmWorld) -> SwarmWorld:
@@ -68,9 +69,9 @@ def _scaling(policy: ModelPolicy, rng: random.Random) -> ScalingPolicy | None:
     if rng.random() < 0.5:
         return policy.scaling
     return StagesByQueue(
-        slo_ns=rng.choice([20, 200, 1_000]) * MS,
-        period_ns=rng.choice([20, 200]) * MS,
-        scale_down_timeout_ns=rng.choice([30, 500]) * MS,
+        slo_ns=rng.choice([20, 200, 1_000]) * NS_PER_MS,
+        period_ns=rng.choice([20, 200]) * NS_PER_MS,
+        scale_down_timeout_ns=rng.choice([30, 500]) * NS_PER_MS,
         replicas_total=rng.choice([None, 8]),
         smooths=rng.random() < 0.5,
         is_uniform=rng.random() < 0.3,

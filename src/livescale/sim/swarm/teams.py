@@ -11,9 +11,10 @@ from livescale.latency.work import LinearLatency
 from livescale.load.traces import TraceRow
 from livescale.sim.base.config import ModelChange
 from livescale.sim.swarm.live import with_long_loads
-from livescale.sim.swarm.worlds import MIB, MS, SwarmWorld, make_device, make_model
+from livescale.sim.swarm.worlds import MIB, SwarmWorld, make_device, make_model
 from livescale.values.bindings import LateBinding
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
+from livescale.values.units import NS_PER_MS
 
 
 def with_teams(world: SwarmWorld) -> SwarmWorld:
@@ -61,13 +62,13 @@ def _with_team_loads(world: SwarmWorld, rng: random.Random) -> SwarmWorld:
     which bursts and limits drawn by chance hardly ever come to. Faults and all else stay, and last
     as long as the load."""
     sources, targets = rng.choice([1, 2, 2, 3]), rng.randint(2, 6)
-    layers, load_ns = rng.randint(2, 34), rng.choice([300, 1_200]) * MS
+    layers, load_ns = rng.randint(2, 34), rng.choice([300, 1_200]) * NS_PER_MS
     spec = make_model("m0", layers, rng.randint(1, 4) * MIB)
-    rate = spec.size_bytes * 1_000 * MS // load_ns
+    rate = spec.size_bytes * 1_000 * NS_PER_MS // load_ns
     policy = ModelPolicy(spec, instances_min=sources, instances_max=sources)
     everywhere = sources + targets
     grown = replace(policy, instances_min=everywhere, instances_max=everywhere)
-    start_ns = 4_000 * MS
+    start_ns = 4_000 * NS_PER_MS
     controller = {
         "models": (policy,),
         "workers_expected": everywhere,
@@ -79,7 +80,9 @@ def _with_team_loads(world: SwarmWorld, rng: random.Random) -> SwarmWorld:
     }
     faults = {"until_ns": start_ns + 2 * load_ns} if world.config.faults.until_ns else {}
     prompts = [
-        TraceRow(start_ns - rng.randrange(1_000) * MS, rng.randint(4, 64), rng.choice([1, 1, 8]))
+        TraceRow(
+            start_ns - rng.randrange(1_000) * NS_PER_MS, rng.randint(4, 64), rng.choice([1, 1, 8])
+        )
         for _ in range(rng.randint(50, 300))
     ]
     rows = {"m0": sorted(prompts, key=lambda row: row.arrival_ns)}
@@ -88,7 +91,7 @@ def _with_team_loads(world: SwarmWorld, rng: random.Random) -> SwarmWorld:
         faults=faults,
         devices=(make_device(rate),) * everywhere,
         hosts=(),
-        latency={"": LinearLatency(2 * MS, rng.choice([MS // 4, MS]))},
+        latency={"": LinearLatency(2 * NS_PER_MS, rng.choice([NS_PER_MS // 4, NS_PER_MS]))},
         run_tokens_max=rng.choice([16, 128]),
         kv_blocks=512,
         queue_requests_max=1_000,

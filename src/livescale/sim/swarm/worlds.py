@@ -18,11 +18,11 @@ from livescale.control.state.config import ControllerConfig
 from livescale.latency.work import LinearLatency
 from livescale.load.traces import TraceRow
 from livescale.sim.base.config import FaultConfig, ModelChange, SimConfig
-from livescale.values.placements import AllCopies, CacheCopies, NoCopies, SpreadCopies
-from livescale.values.policies import Bounds, ModelPolicy, SloAim, TargetOngoing
+from livescale.values.copy_strategies import AllCopies, CacheCopies, NoCopies, SpreadCopies
+from livescale.values.scaling_policies import Bounds, ModelPolicy, SloAim, TargetOngoing
 from livescale.values.types import ModelSpec
+from livescale.values.units import NS_PER_MS
 
-MS = 1_000_000
 MIB = 1 << 20
 
 
@@ -88,22 +88,22 @@ def draw_flat_world(seed: int) -> SwarmWorld:
                 rng.choice([64, 512]) if is_known else None,
             )
         )
-    until_ns = rng.randint(500, 3_000) * MS
+    until_ns = rng.randint(500, 3_000) * NS_PER_MS
     controller = ControllerConfig(
         tuple(policies),
         workers_expected=workers,
-        settle_ns=rng.choice([0, 100, 1_000]) * MS,
+        settle_ns=rng.choice([0, 100, 1_000]) * NS_PER_MS,
         dispatched_ahead_max=rng.randint(1, 8),
         request_attempts_max=rng.randint(1, 3),
-        load_retry_ns=rng.choice([10, 1_000]) * MS,
+        load_retry_ns=rng.choice([10, 1_000]) * NS_PER_MS,
         scaling=Bounds(
-            load_window_ns=rng.choice([50, 1_000]) * MS,
-            scale_down_timeout_ns=rng.choice([5, 30, 333]) * MS,
+            load_window_ns=rng.choice([50, 1_000]) * NS_PER_MS,
+            scale_down_timeout_ns=rng.choice([5, 30, 333]) * NS_PER_MS,
         ),
     )
     link, storage = rng.choice([1 << 27, 1 << 30, 1 << 33]), rng.choice([1 << 26, 1 << 30])
     latency = LinearLatency(
-        rng.choice([500_000, 5 * MS]), rng.choice([10_000, 200_000]), rng.choice([0, 100])
+        rng.choice([500_000, 5 * NS_PER_MS]), rng.choice([10_000, 200_000]), rng.choice([0, 100])
     )
     kv_blocks, run_tokens_max = rng.choice([40, 512]), rng.choice([32, 512])
     sequences_max = rng.choice([1, 4, 32])
@@ -118,16 +118,16 @@ def draw_flat_world(seed: int) -> SwarmWorld:
         oldest_prompt_percent=random.Random(f"prompts {seed}").choice([1, 50, 100]),
         growth_tokens=random.Random(f"growth {seed}").choice([0, 8, 64]),
         queue_requests_max=rng.choice([4, 1_000]),
-        step_gap_ns=rng.choice([0, MS, 5 * MS]),
-        message_delay_ns=rng.choice([0, 200_000, 3 * MS]),
-        holder_wait_ns=500 * MS,
-        stall_ns=random.Random(f"stall {seed}").choice([20, 200]) * MS,
-        grace_ns=600_000 * MS,
+        step_gap_ns=rng.choice([0, NS_PER_MS, 5 * NS_PER_MS]),
+        message_delay_ns=rng.choice([0, 200_000, 3 * NS_PER_MS]),
+        holder_wait_ns=500 * NS_PER_MS,
+        stall_ns=random.Random(f"stall {seed}").choice([20, 200]) * NS_PER_MS,
+        grace_ns=600_000 * NS_PER_MS,
         faults=_faults(rng, until_ns),
     )
     config = _with_elastic_planes(config, seed)
     keeping = random.Random(f"spares {seed}").choice(["off", "recent", "recent", "slow-links"])
-    spare_idle_ns = random.Random(f"spare idle {seed}").choice([5, 1_000]) * MS
+    spare_idle_ns = random.Random(f"spare idle {seed}").choice([5, 1_000]) * NS_PER_MS
     config = changed(config, controller={"warm_spares": keeping, "spare_idle_ns": spare_idle_ns})
     rows = {policy.spec.name: draw_rows(rng, until_ns) for policy in policies}
     config, more_rows = _with_changes(config, seed, until_ns)
@@ -136,12 +136,12 @@ def draw_flat_world(seed: int) -> SwarmWorld:
 
 def _aim(rng: random.Random) -> SloAim:
     """Aims that are met, some that never are, and none."""
-    aim_ns = rng.choice([1, 20, 450]) * MS
+    aim_ns = rng.choice([1, 20, 450]) * NS_PER_MS
     return SloAim(
-        ttft_ns=None if aim_ns == 20 * MS else aim_ns,
-        floor_decay_ns=rng.choice([0, 50, 1_000]) * MS,
-        scale_down_timeout_ns=rng.choice([0, 30]) * MS,
-        load_window_ns=rng.choice([50, 1_000]) * MS,
+        ttft_ns=None if aim_ns == 20 * NS_PER_MS else aim_ns,
+        floor_decay_ns=rng.choice([0, 50, 1_000]) * NS_PER_MS,
+        scale_down_timeout_ns=rng.choice([0, 30]) * NS_PER_MS,
+        load_window_ns=rng.choice([50, 1_000]) * NS_PER_MS,
     )
 
 
@@ -153,8 +153,8 @@ def _with_elastic_planes(config: SimConfig, seed: int) -> SimConfig:
             policy,
             instances_min=rng.choice([0, policy.instances_min]),
             priority=rng.choice([0, 0, 1]),
-            idle_ns=rng.choice([10, 500]) * MS,
-            scaling=rng.choice([None, None, TargetOngoing(2000, 900, 30 * MS)]),
+            idle_ns=rng.choice([10, 500]) * NS_PER_MS,
+            scaling=rng.choice([None, None, TargetOngoing(2000, 900, 30 * NS_PER_MS)]),
         )
         for policy in config.controller.models
     )
@@ -169,7 +169,7 @@ def _with_elastic_planes(config: SimConfig, seed: int) -> SimConfig:
             (SpreadCopies(), "auto"),
             (SpreadCopies(), "chain"),
             (SpreadCopies(), "binomial"),
-            (CacheCopies(50 * MS), "host"),
+            (CacheCopies(50 * NS_PER_MS), "host"),
             (AllCopies(), "host"),
             (NoCopies(), "storage"),
         ]
@@ -190,7 +190,7 @@ def _with_elastic_planes(config: SimConfig, seed: int) -> SimConfig:
             "agent_losses": rng.choice([0, 0, 1, 3]),
             "feed_failures": rng.choice([0, 2, 20]),
             "stalls": rng.choice([0, 0, 3]),
-            "stall_ns": rng.choice([10, 1000]) * MS,
+            "stall_ns": rng.choice([10, 1000]) * NS_PER_MS,
         }
     controller: dict[str, object] = {
         "models": policies,
@@ -216,7 +216,7 @@ def _with_changes(
         taken = sum(max(p.instances_min, 1) * p.spec.tp_size for p in config.controller.models)
         room = config.workers - taken
         if room > 0:
-            policy = ModelPolicy(spec, rng.choice([0, 1]), room, idle_ns=50 * MS)
+            policy = ModelPolicy(spec, rng.choice([0, 1]), room, idle_ns=50 * NS_PER_MS)
             at_ns = rng.randrange(until_ns)
             changes.append(ModelChange(at_ns, added=policy))
             rows["added"] = draw_rows(rng, until_ns)
@@ -241,12 +241,12 @@ def _faults(rng: random.Random, until_ns: int) -> FaultConfig:
         return FaultConfig()
     return FaultConfig(
         worker_losses=rng.choice([0, 1, 3, 10]),
-        rejoin_ns=rng.choice([1, 50, 500]) * MS,
+        rejoin_ns=rng.choice([1, 50, 500]) * NS_PER_MS,
         controller_restarts=rng.choice([0, 0, 1, 4]),
-        downtime_ns=rng.choice([10, 100]) * MS,
-        reconnect_ns_max=rng.choice([1, 20, 500]) * MS,
+        downtime_ns=rng.choice([10, 100]) * NS_PER_MS,
+        reconnect_ns_max=rng.choice([1, 20, 500]) * NS_PER_MS,
         late_permille=rng.choice([0, 50, 300]),
-        late_ns_max=rng.choice([1, 20, 200]) * MS,
+        late_ns_max=rng.choice([1, 20, 200]) * NS_PER_MS,
         cancelled_permille=rng.choice([0, 100, 400]),
         until_ns=until_ns,
     )
@@ -256,7 +256,7 @@ def draw_rows(rng: random.Random, until_ns: int) -> list[TraceRow]:
     """A steady load and a burst within it."""
     burst_ns = rng.randrange(until_ns)
     steady = [rng.randrange(until_ns) for _ in range(rng.randint(0, 20))]
-    burst = [burst_ns + rng.randrange(20 * MS) for _ in range(rng.randint(0, 30))]
+    burst = [burst_ns + rng.randrange(20 * NS_PER_MS) for _ in range(rng.randint(0, 30))]
     return [
         TraceRow(arrival_ns, rng.randint(1, 300), rng.randint(1, 30))
         for arrival_ns in sorted(steady + burst)

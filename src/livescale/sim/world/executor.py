@@ -21,10 +21,10 @@ from livescale.member.inputs import CoresSet, ExecutorReady, LayersRan, RunEnded
 from livescale.sim.base.clock import COMMIT_PRIORITY, Clock
 from livescale.sim.base.config import SimConfig
 from livescale.sim.base.poison import Poison
-from livescale.values.policies import CoresModel
+from livescale.values.scaling_policies import CoresModel
 from livescale.values.types import ModelSpec, PlanId
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _NOTHING = (0,)
 """In the place of a token that could not be computed: no token is 0."""
 
@@ -88,7 +88,7 @@ class SimExecutor:
         """The rate of a prefill of so many tokens."""
         assert self._latency is not None
         run_ns = self._with_cores(self._latency.run_ns(RunWork(((tokens, 0),))))
-        return max(tokens * _NS_PER_S // max(run_ns, 1), 1)
+        return max(tokens * NS_PER_S // max(run_ns, 1), 1)
 
     def start(self, effect: Execute, due_ns: int) -> None:
         """Let the Run take its time, behind those in flight. A stretch ends where progress is worth

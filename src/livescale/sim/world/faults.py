@@ -10,8 +10,8 @@ from typing import Any
 
 from livescale.sim.base.clock import Clock
 from livescale.sim.base.config import FaultConfig, SimConfig
-from livescale.sim.world.member import SimMember
-from livescale.sim.world.members import Members
+from livescale.sim.world.all_members import Members
+from livescale.sim.world.member_shell import SimMember
 from livescale.values.types import RequestId, agent_ref
 
 FaultPlan = dict[str, list[tuple[Any, ...]]]

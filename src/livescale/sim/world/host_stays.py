@@ -14,8 +14,8 @@ from livescale.messages.events import Tick
 from livescale.sim.base.clock import Clock
 from livescale.sim.base.config import HostStay, SimConfig
 from livescale.sim.links.channel import Delays
+from livescale.sim.world.all_members import Members
 from livescale.sim.world.life import ControllerLife
-from livescale.sim.world.members import Members
 
 
 class HostStays:

@@ -23,11 +23,11 @@ from livescale.sim.base.run_notes import RunNotes, SimResult
 from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.fencing import FenceChecker
 from livescale.sim.links.channel import Delays
+from livescale.sim.world.all_members import Members
 from livescale.sim.world.faults import FaultPlan, FaultSite
 from livescale.sim.world.gateway import GatewayEvent, SimGateway
 from livescale.sim.world.host_stays import HostStays
 from livescale.sim.world.life import ControllerLife
-from livescale.sim.world.members import Members
 from livescale.sim.world.takeovers import Takeover
 from livescale.values.types import RequestId
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from livescale.messages.commands import AnyCommand, ScaleDecided
 from livescale.messages.events import AnyEvent
-from livescale.telemetry.history.holdings import HoldingHistory, InstanceHistory
+from livescale.telemetry.history.holding_history import HoldingHistory, InstanceHistory
 from livescale.values.types import RequestId, WorkerRef
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from livescale.telemetry.history.holdings import HoldingHistory
+from livescale.telemetry.history.holding_history import HoldingHistory
 from livescale.telemetry.history.reading import History
 from livescale.values.types import InstanceState
 

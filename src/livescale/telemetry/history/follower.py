@@ -13,9 +13,9 @@ import msgspec
 from livescale.control.state.config import ControllerConfig
 from livescale.messages import commands, events
 from livescale.telemetry.history import changes
-from livescale.telemetry.history.holdings import Ending, HoldingHistory, InstanceHistory
+from livescale.telemetry.history.holding_history import Ending, HoldingHistory, InstanceHistory
 from livescale.telemetry.history.requests import RequestsFollowed
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import HoldingId, InstanceId, InstanceState, WorkerRef
 
 _Joined = events.WorkerJoined | events.AgentJoined

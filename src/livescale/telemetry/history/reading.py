@@ -15,9 +15,9 @@ from livescale.telemetry.history.changes import (
     member_name,
 )
 from livescale.telemetry.history.follower import Follower
-from livescale.telemetry.history.holdings import HoldingHistory, InstanceHistory
+from livescale.telemetry.history.holding_history import HoldingHistory, InstanceHistory
 from livescale.telemetry.record.record import AnyLine, RequestLine, RunLine, StepLine
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import InstanceId
 
 CONTROLLER = "controller"

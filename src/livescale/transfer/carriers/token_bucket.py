@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from livescale.values.units import NS_PER_S
+
 _SLICE_BYTES_MIN = 16 << 10
 _SLICES_PER_S = 200
 _BURSTS_PER_S = 100
@@ -19,7 +21,6 @@ NEXT_PARCEL_NS = 3_000_000
 """How soon behind a parcel the next one of its sender comes, if one is to come."""
 # Threads wake up late by less than this, even on a busy machine.
 _IDLE_NS = 100_000_000
-_S_NS = 1_000_000_000
 
 
 class BucketClosedError(ConnectionError):
@@ -65,7 +66,7 @@ class TokenBucket:
         self._burst_ns = 0
         if bytes_per_s is not None:
             burst = bytes_per_s // _BURSTS_PER_S if burst_bytes is None else burst_bytes
-            self._burst_ns = burst * _S_NS // bytes_per_s
+            self._burst_ns = burst * NS_PER_S // bytes_per_s
         self._now_ns = now_ns
         self._changed = changed or threading.Condition()
         self._clear_ns = 0
@@ -100,7 +101,7 @@ class TokenBucket:
             if self._is_closed:
                 raise BucketClosedError("the token bucket is closed")
             return
-        line_ns = size_bytes * _S_NS // self.bytes_per_s
+        line_ns = size_bytes * NS_PER_S // self.bytes_per_s
         with self._changed:
             clear_ns = self._book(line_ns) if is_urgent else self._take_turn(line_ns)
             self._wait_until(clear_ns)
@@ -121,7 +122,7 @@ class TokenBucket:
             return
         while size_bytes:
             turn = min(size_bytes, max(_SLICE_BYTES_MIN, self.bytes_per_s // _TURNS_PER_S))
-            line_ns = turn * _S_NS // self.bytes_per_s
+            line_ns = turn * NS_PER_S // self.bytes_per_s
             with self._changed:
                 clear_ns = self._book(line_ns)
                 self._keep(line_ns)
@@ -130,7 +131,7 @@ class TokenBucket:
                 step = self.slice_bytes(turn)
                 turn -= step
                 with self._changed:
-                    self._wait_until(clear_ns - turn * _S_NS // self.bytes_per_s)
+                    self._wait_until(clear_ns - turn * NS_PER_S // self.bytes_per_s)
                 yield step
 
     def pay(self, size_bytes: int) -> None:
@@ -145,7 +146,7 @@ class TokenBucket:
             now_ns = self._now_ns()
             if not self._line:
                 self._open_ns = now_ns
-            if now_ns - self._open_ns < _S_NS // _TURNS_PER_S:
+            if now_ns - self._open_ns < NS_PER_S // _TURNS_PER_S:
                 self._kept_until_ns = at_ns
                 self._changed.notify_all()
 
@@ -163,7 +164,7 @@ class TokenBucket:
         """The line stays free behind a parcel that was booked for so long."""
         if not self._line:
             self._open_ns = self._clear_ns - line_ns
-        if self._clear_ns - self._open_ns < _S_NS // _TURNS_PER_S:
+        if self._clear_ns - self._open_ns < NS_PER_S // _TURNS_PER_S:
             self._kept_until_ns = self._clear_ns + min(line_ns, NEXT_PARCEL_NS)
 
     def _start_ns(self, clear_ns: int) -> int:
@@ -182,7 +183,7 @@ class TokenBucket:
             while self._line[0] is not ticket:
                 self._wait()
             while (rest_ns := self._free_ns() - self._now_ns()) > 0:
-                self._wait(rest_ns / _S_NS)
+                self._wait(rest_ns / NS_PER_S)
             start_ns = self._start_ns(self._parameter_clear_ns)
             self._parameter_clear_ns = start_ns + line_ns * 100 // self._share_percent
             self._open_ns = self._book(line_ns)
@@ -197,7 +198,7 @@ class TokenBucket:
 
     def _wait_until(self, at_ns: int) -> None:
         while not self._is_closed and (rest_ns := at_ns - self._now_ns()) > 0:
-            self._changed.wait(rest_ns / _S_NS)
+            self._changed.wait(rest_ns / NS_PER_S)
         if self._is_closed:
             raise BucketClosedError("the token bucket is closed")
 

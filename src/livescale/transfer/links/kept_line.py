@@ -8,6 +8,7 @@ time is spent on a line that was kept for nothing.
 from __future__ import annotations
 
 from livescale.transfer.carriers.token_bucket import NEXT_PARCEL_NS
+from livescale.values.units import NS_PER_S
 
 KEPT_NS_MAX = 20_000_000
 """How far ahead the line is kept, for what is to come."""
@@ -16,7 +17,6 @@ WASTED_NS_MAX = 20_000_000
 WASTE_PARTS = 10
 # Shorter runs of parcels are over before a sender of parameters could take notice.
 _LONG_NS = 2_000_000
-_S_NS = 1_000_000_000
 
 
 class KeptLine:
@@ -94,7 +94,7 @@ class KeptLine:
             self._has_given_up = False
 
     def _line_ns(self, size_bytes: int) -> int:
-        return size_bytes * _S_NS // self._bytes_per_s
+        return size_bytes * NS_PER_S // self._bytes_per_s
 
     def __repr__(self) -> str:
         state = ", not kept" if self._has_given_up else ""

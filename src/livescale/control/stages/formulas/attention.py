@@ -18,7 +18,7 @@ from livescale.control.stages.formulas.variation import (
     load,
     queued_variance,
 )
-from livescale.values.policies import VariationWeights
+from livescale.values.scaling_policies import VariationWeights
 
 #: what x of a stage is made of, in this order
 FEATURES = (

@@ -6,8 +6,7 @@ import math
 
 from livescale.control.stages.formulas import queueing
 from livescale.values.types import Value
-
-_NS_PER_S = 1_000_000_000
+from livescale.values.units import NS_PER_S
 
 
 class StageLoad(Value, frozen=True):
@@ -34,7 +33,7 @@ class StageLoad(Value, frozen=True):
     @property
     def served_per_s(self) -> float:
         """By one replica: mu."""
-        return _NS_PER_S / self.service_ns
+        return NS_PER_S / self.service_ns
 
     @property
     def variability(self) -> float:
@@ -60,7 +59,7 @@ class StageLoad(Value, frozen=True):
         if wait_s == math.inf:
             return math.inf
         backlog_ns = self.waiting * self.service_ns / replicas
-        return max(wait_s * self.variability * _NS_PER_S, backlog_ns)
+        return max(wait_s * self.variability * NS_PER_S, backlog_ns)
 
     def sojourn_ns(self, replicas: int) -> float:
         """Mean time in queue and service (T_i); infinite where there is no steady state."""
@@ -74,13 +73,13 @@ class StageLoad(Value, frozen=True):
         waiting should be over within `wait_max_ns` instead would ask for several times as many
         replicas for each overload, most of which would come when it has passed.
         """
-        backlog = self.waiting - self.arrivals_per_s * wait_max_ns / _NS_PER_S
-        to_serve_per_s = self.arrivals_per_s + max(backlog, 0.0) * _NS_PER_S / drain_ns
+        backlog = self.waiting - self.arrivals_per_s * wait_max_ns / NS_PER_S
+        to_serve_per_s = self.arrivals_per_s + max(backlog, 0.0) * NS_PER_S / drain_ns
         for_backlog = queueing.least_stable(to_serve_per_s, self.served_per_s)
         for_arrivals = queueing.servers_needed(
             self.arrivals_per_s,
             self.served_per_s,
-            wait_max_ns / _NS_PER_S,
+            wait_max_ns / NS_PER_S,
             most,
             self.variability,
         )

@@ -19,6 +19,7 @@ import numpy as np
 
 from livescale.config.pool import PoolConfig
 from livescale.config.reading import load_config
+from livescale.config.settings.tuning import Tuning
 from livescale.engine.files.make import Preset, make_model
 from livescale.gateway.metrics.metrics_page import HELP, PREFIX
 from livescale.lab.bench.base.errors import BenchError
@@ -87,13 +88,20 @@ def make_bench_model(directory: Path, shape: BenchShape, vocabulary: int, dtype:
         config.write_text(json.dumps({**fields, "dtype": "bfloat16"}, indent=2) + "\n")
 
 
+def pool_document(models: Sequence[Mapping[str, object]], settings: Mapping[str, object]) -> str:
+    """The configuration file of such a pool, for `serve -c`."""
+    tuning = {name: value for name, value in settings.items() if name in Tuning.__struct_fields__}
+    own = {name: value for name, value in settings.items() if name not in tuning}
+    return json.dumps({"models": models, **own, "tuning": tuning})  # JSON is YAML
+
+
 def pool_config(
     scratch: Path, models: Sequence[Mapping[str, object]], settings: Mapping[str, object]
 ) -> PoolConfig:
     """Settings of a pool, with keys of `models:` in its configuration for each model."""
     file = scratch / "pool.yaml"
-    file.write_text(json.dumps({"models": models}))  # JSON is YAML
-    return load_config(file, [], {}, settings)
+    file.write_text(pool_document(models, settings))
+    return load_config(file, [], {}, {})
 
 
 def vocabulary_of(manifest: Manifest) -> int:

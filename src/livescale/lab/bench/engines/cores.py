@@ -21,7 +21,7 @@ from livescale.lab.bench.base.line_process import LineProcess, bench_process
 from livescale.lab.bench.base.made_models import BenchShape, make_bench_model
 from livescale.report.run.terminal import table
 from livescale.runtime.children.pool_process import SLEEPING_THREADS
-from livescale.values.policies import CoresModel
+from livescale.values.scaling_policies import CoresModel
 
 _START_S = 600.0
 _RUN_S = 600.0

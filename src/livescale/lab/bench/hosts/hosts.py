@@ -17,8 +17,8 @@ from livescale.lab.bench.base.machine import used_cpu_s
 from livescale.lab.bench.hosts.joined_pool import HEAD, JoinedPool
 from livescale.lab.bench.hosts.simulated_hosts import SimulatedJoins, join_simulated
 from livescale.telemetry.record_watch import RecordWatch
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _START_S = 60.0
 # Small: what they hold is not the question.
 _SIZES = ("--arena-bytes", "8MiB", "--kv-bytes", "8MiB", "--host-memory-bytes", "64MiB")
@@ -47,10 +47,10 @@ class RealJoins:
     def as_json(self) -> dict[str, object]:
         return {
             "hosts": len(self.joined_ns),
-            "all_joined_s": self.all_ns / _NS_PER_S,
-            "slowest_s": max(self.joined_ns.values()) / _NS_PER_S,
-            "median_s": median(self.joined_ns.values()) / _NS_PER_S,
-            "fastest_s": min(self.joined_ns.values()) / _NS_PER_S,
+            "all_joined_s": self.all_ns / NS_PER_S,
+            "slowest_s": max(self.joined_ns.values()) / NS_PER_S,
+            "median_s": median(self.joined_ns.values()) / NS_PER_S,
+            "fastest_s": min(self.joined_ns.values()) / NS_PER_S,
             "cpu_s_per_host": median(self.host_cpu_s.values()),
             "cpu_s_hosts": sum(self.host_cpu_s.values()),
             "cpu_s_head": self.head_cpu_s,
@@ -59,9 +59,9 @@ class RealJoins:
     def text(self) -> str:
         slowest = max(self.joined_ns, key=lambda host: self.joined_ns[host])
         return (
-            f"{len(self.joined_ns)} real hosts: all joined {self.all_ns / _NS_PER_S:.1f} s after"
-            f" the first command; slowest {self.joined_ns[slowest] / _NS_PER_S:.1f} s ({slowest}),"
-            f" median {median(self.joined_ns.values()) / _NS_PER_S:.1f} s;"
+            f"{len(self.joined_ns)} real hosts: all joined {self.all_ns / NS_PER_S:.1f} s after"
+            f" the first command; slowest {self.joined_ns[slowest] / NS_PER_S:.1f} s ({slowest}),"
+            f" median {median(self.joined_ns.values()) / NS_PER_S:.1f} s;"
             f" {median(self.host_cpu_s.values()):.2f} CPU-s each,"
             f" {self.head_cpu_s:.2f} of the head"
         )

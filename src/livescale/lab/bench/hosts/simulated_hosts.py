@@ -27,11 +27,11 @@ from livescale.sim.pools.limits import PooledModel
 from livescale.sim.pools.systems import find_system
 from livescale.sim.world.simulate import simulate
 from livescale.telemetry.record.record import AnyLine, RunLine, StepLine, read_record
+from livescale.values.units import NS_PER_S
 
 _CLUSTER, _PRESET = "leaf-spine-1024", "llama-3-8b"
-_NS_PER_S = 1_000_000_000
 # The head has been there for a while, alone.
-_FROM_NS = 5 * _NS_PER_S
+_FROM_NS = 5 * NS_PER_S
 HOSTS_MAX = 128
 
 
@@ -51,10 +51,10 @@ class SimulatedJoins:
         return {
             "hosts": self.hosts,
             "workers": self.workers,
-            "joined_s": self.joined_ns / _NS_PER_S,
-            "serving_s": self.serving_ns / _NS_PER_S,
+            "joined_s": self.joined_ns / NS_PER_S,
+            "serving_s": self.serving_ns / NS_PER_S,
             "steps": len(self.step_ns),
-            "steps_s": sum(self.step_ns) / _NS_PER_S,
+            "steps_s": sum(self.step_ns) / NS_PER_S,
             "step_ms_median": median(self.step_ns) / 1e6,
             "step_ms_max": max(self.step_ns) / 1e6,
         }
@@ -63,8 +63,8 @@ class SimulatedJoins:
         return (
             f"{self.hosts} simulated hosts, {self.workers} workers: in the pool after"
             f" {self.joined_ns / 1e6:.1f} ms of virtual time, an instance for each host after"
-            f" {self.serving_ns / _NS_PER_S:.2f} s; the controller's {len(self.step_ns)} steps took"
-            f" {sum(self.step_ns) / _NS_PER_S:.2f} s of a core, the longest"
+            f" {self.serving_ns / NS_PER_S:.2f} s; the controller's {len(self.step_ns)} steps took"
+            f" {sum(self.step_ns) / NS_PER_S:.2f} s of a core, the longest"
             f" {max(self.step_ns) / 1e6:.1f} ms"
         )
 

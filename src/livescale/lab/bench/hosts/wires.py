@@ -8,7 +8,6 @@ carrying requests and tokens.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ import httpx
 from livescale.engine.files.make import PRESETS, make_model
 from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.base.line_process import LineProcess, bench_process
-from livescale.lab.bench.base.made_models import gauge_sum
+from livescale.lab.bench.base.made_models import gauge_sum, pool_document
 from livescale.lab.bench.hosts.joined_pool import HEAD, JoinedPool, cpu_s
 from livescale.lab.bench.pools.gateway_load import (
     PRESET,
@@ -183,7 +182,7 @@ class _LoadedPool:
             ),
         )
         file = folder / "pool.yaml"
-        file.write_text(json.dumps({"models": [model], **settings}))  # JSON is YAML
+        file.write_text(pool_document([model], settings))
         own: dict[str, tuple[str, ...]] = {HEAD: (), _HOST: ()}
         if kind == _TLS:
             cluster = ClusterFolder(folder / "cluster")

@@ -12,9 +12,7 @@ from livescale.messages.commands import ChangeDuty, ScaleDecided, StartHolding
 from livescale.messages.events import BatchTaken, HoldingCompleted, KvTaken, RoleChanged
 from livescale.telemetry.record.record import AnyLine, RequestLine, StepLine
 from livescale.values.types import FromWorker, HoldingId, InstanceId, Outcome, Role, WorkerRef
-
-_NS_PER_MS = 1_000_000
-_NS_PER_S = 1_000_000_000
+from livescale.values.units import NS_PER_MS, NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +55,22 @@ class KvPlay:
     def as_json(self) -> dict[str, object]:
         found: dict[str, object] = {
             "source": self.source.value,
-            "load_alone_s": self.load_alone_ns / _NS_PER_S,
-            "load_beside_kv_s": self.load_beside_ns / _NS_PER_S,
+            "load_alone_s": self.load_alone_ns / NS_PER_S,
+            "load_beside_kv_s": self.load_beside_ns / NS_PER_S,
             "load_ratio": self.load_ratio,
-            "kv_alone_ms": self.kv_alone_ns / _NS_PER_MS,
-            "kv_beside_load_ms": self.kv_beside_ns / _NS_PER_MS,
+            "kv_alone_ms": self.kv_alone_ns / NS_PER_MS,
+            "kv_beside_load_ms": self.kv_beside_ns / NS_PER_MS,
             "kv_share_of_bandwidth": self.kv_share,
             "kv_samples": self.kv_samples,
-            "tbt_p99_alone_ms": self.tbt_p99_alone_ns / _NS_PER_MS,
-            "tbt_p99_ms": self.tbt_p99_ns / _NS_PER_MS,
-            "mutation_ms": self.mutation_ns / _NS_PER_MS,
+            "tbt_p99_alone_ms": self.tbt_p99_alone_ns / NS_PER_MS,
+            "tbt_p99_ms": self.tbt_p99_ns / NS_PER_MS,
+            "mutation_ms": self.mutation_ns / NS_PER_MS,
             "mutation_bytes": self.mutation_bytes,
             "requests": self.requests,
             "failed": self.failed,
         }
         if self.first_request_ns is not None:
-            found["mutation_first_request_ms"] = self.first_request_ns / _NS_PER_MS
+            found["mutation_first_request_ms"] = self.first_request_ns / NS_PER_MS
         return found
 
 

@@ -13,6 +13,7 @@ from livescale.engine.files.make import Preset
 from livescale.lab.testbed.spec import goodput_bytes_per_s
 from livescale.load.traces import TraceRow
 from livescale.values.types import ModelSpec
+from livescale.values.units import NS_PER_S, NS_PER_US
 
 MODEL = "kv"
 SHAPE = Preset(8, 512, 896, 8, 8, 512)
@@ -22,10 +23,8 @@ WORKERS = 3
 RUN_US, TOKEN_US = 10_000, 500
 """What a timed worker takes for a Run, and for each of its tokens unless a scene has another."""
 RUN_TOKENS_MAX = 128
-_NS_PER_S = 1_000_000_000
-_NS_PER_US = 1000
 _RATE_PERCENT = 95
-_PAUSE_NS = 2 * _NS_PER_S
+_PAUSE_NS = 2 * NS_PER_S
 # Of a prompt in the scene of second tokens, over what its KV takes.
 _PROMPT_PERMILLE = 1500
 _SECOND_PROMPTS = 60
@@ -62,12 +61,12 @@ class KvScene:
     @property
     def load_ns(self) -> int:
         """The model's parameters on a link that carries nothing else."""
-        return self.spec.size_bytes * _NS_PER_S // self.bytes_per_s
+        return self.spec.size_bytes * NS_PER_S // self.bytes_per_s
 
     @property
     def kv_ns(self) -> int:
         """The KV of a prompt on a link that carries nothing else."""
-        return self.prompt_tokens * self.spec.kv_bytes_per_token * _NS_PER_S // self.bytes_per_s
+        return self.prompt_tokens * self.spec.kv_bytes_per_token * NS_PER_S // self.bytes_per_s
 
     @property
     def layer_kv_ns(self) -> int:
@@ -77,7 +76,7 @@ class KvScene:
     @property
     def run_ns(self) -> int:
         """A Run with one prompt."""
-        return (RUN_US + self.token_us * self.prompt_tokens) * _NS_PER_US
+        return (RUN_US + self.token_us * self.prompt_tokens) * NS_PER_US
 
     @property
     def every_ns(self) -> int:
@@ -126,7 +125,7 @@ class SecondTokenScene(KvScene):
     def beside(cls, scene: KvScene) -> Self:
         """On the same links, with the same model and prompts. The decode instance gets a third of
         what its link carries."""
-        run_us = scene.kv_ns * _PROMPT_PERMILLE // (1000 * _NS_PER_US)
+        run_us = scene.kv_ns * _PROMPT_PERMILLE // (1000 * NS_PER_US)
         return cls(
             scene.spec,
             scene.link_bits_per_s,

@@ -16,8 +16,7 @@ from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.kv.kv_scene import KvScene
 from livescale.telemetry.record.record import AnyLine, RequestLine
 from livescale.values.types import Outcome
-
-_NS_PER_MS = 1_000_000
+from livescale.values.units import NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +40,12 @@ class SecondTokens:
 
     def as_json(self) -> dict[str, object]:
         return {
-            "second_token_p50_ms": percentile(self.gaps_ns, 50) / _NS_PER_MS,
-            "second_token_p90_ms": percentile(self.gaps_ns, 90) / _NS_PER_MS,
-            "second_token_max_ms": self.gaps_ns[-1] / _NS_PER_MS,
-            "run_ms": self.run_ns / _NS_PER_MS,
-            "layer_ms": self.layer_ns / _NS_PER_MS,
-            "layer_kv_ms": self.layer_kv_ns / _NS_PER_MS,
+            "second_token_p50_ms": percentile(self.gaps_ns, 50) / NS_PER_MS,
+            "second_token_p90_ms": percentile(self.gaps_ns, 90) / NS_PER_MS,
+            "second_token_max_ms": self.gaps_ns[-1] / NS_PER_MS,
+            "run_ms": self.run_ns / NS_PER_MS,
+            "layer_ms": self.layer_ns / NS_PER_MS,
+            "layer_kv_ms": self.layer_kv_ns / NS_PER_MS,
             "decode_begins_p50": self.begins_ratio(50),
             "decode_begins_p90": self.begins_ratio(90),
             "decode_begins_max": self.begins_ratio(100),

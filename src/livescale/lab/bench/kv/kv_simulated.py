@@ -15,10 +15,10 @@ from livescale.load.traces import TraceRow
 from livescale.sim.base.config import SERVING_FIRST, ModelChange, SimConfig
 from livescale.sim.world.simulate import simulate
 from livescale.telemetry.record.record import AnyLine, read_record
-from livescale.values.policies import ModelPolicy, RoleLimits
+from livescale.values.scaling_policies import ModelPolicy, RoleLimits
 from livescale.values.types import Role
+from livescale.values.units import NS_PER_US
 
-_NS_PER_US = 1000
 _MIN_ARENA_BYTES = 1 << 30
 _KV_BYTES = 256 << 20
 # By then both instances serve.
@@ -71,7 +71,7 @@ def _config(scene: KvScene, avoids_serving: bool, link_sharing: str) -> SimConfi
     return SimConfig(
         controller=controller,
         devices=(device,) * WORKERS,
-        latency={"": LinearLatency(RUN_US * _NS_PER_US, scene.token_us * _NS_PER_US)},
+        latency={"": LinearLatency(RUN_US * NS_PER_US, scene.token_us * NS_PER_US)},
         run_tokens_max=RUN_TOKENS_MAX,
         link_sharing=link_sharing,
         changes=tuple(

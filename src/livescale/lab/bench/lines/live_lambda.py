@@ -18,6 +18,7 @@ from livescale.lab.bench.lines.team_figures import TeamPlay
 from livescale.lab.bench.lines.team_play import BothPlays, PlayedScene, made_model, play_both
 from livescale.lab.bench.lines.team_scene import NO_TEAMS, TeamScene, TeamWay
 from livescale.report.run.terminal import table
+from livescale.values.units import NS_PER_S
 
 _STOP = "stop"
 WAYS = {
@@ -28,7 +29,6 @@ WAYS = {
     "auto": TeamWay("pairs", multicast="auto", live_order="zigzag"),
 }
 """The first one is what the others are compared with."""
-_NS_PER_S = 1_000_000_000
 
 Say = Callable[[str], None]
 _World = Callable[[BothPlays], TeamPlay]
@@ -92,8 +92,8 @@ class LambdaReport(PlayedScene):
     def _times(self, name: str, of: _World) -> dict[str, float]:
         plays = [of(play) for play in self.plays[name]]
         return {
-            "ttft_mean_s": median(fmean(play.ttft_ns) for play in plays) / _NS_PER_S,
-            "ttft_p99_s": median(percentile(play.ttft_ns, 99) for play in plays) / _NS_PER_S,
+            "ttft_mean_s": median(fmean(play.ttft_ns) for play in plays) / NS_PER_S,
+            "ttft_p99_s": median(percentile(play.ttft_ns, 99) for play in plays) / NS_PER_S,
             "load_s": median(play.load_s for play in plays),
         }
 

@@ -15,8 +15,7 @@ from livescale.messages.commands import ScaleDecided
 from livescale.telemetry.history.device_time import device_time
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record.record import AnyLine, RequestLine, StepLine
-
-_NS_PER_S = 1_000_000_000
+from livescale.values.units import NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class StageRun:
 
     def ttft_s(self, percent: int) -> float:
         """A percentile. At least one request had a token."""
-        return percentile(self.ttft_ns, percent) / _NS_PER_S
+        return percentile(self.ttft_ns, percent) / NS_PER_S
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -72,7 +71,7 @@ def read_run(
     return StageRun(
         good=good,
         requests=len(timings),
-        device_s=held_ns / _NS_PER_S,
+        device_s=held_ns / NS_PER_S,
         ttft_ns=tuple(ttft_ns),
         grown=_grown(lines, first_ns),
     )

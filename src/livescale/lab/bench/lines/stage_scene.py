@@ -26,12 +26,12 @@ from livescale.sim.world.simulate import simulate
 from livescale.telemetry.record.record import AnyLine, read_record
 from livescale.values.stages import stage_name
 from livescale.values.types import LayerSpan
+from livescale.values.units import NS_PER_MS, NS_PER_US
 
 MODEL = "line"
 POLICIES = OWN, UNIFORM = "stages", "pipelines"
 """Values of `scaling_policy`: by each stage's queue, and as many of each stage."""
 BLOCK_TOKENS = 16
-_NS_PER_MS, _NS_PER_US = 1_000_000, 1000
 _LAYERS, _SLOW_LAYERS = 2, 3
 """Decoder layers of a stage: a timed worker takes as long for each."""
 _PROMPT_TOKENS = 16
@@ -85,7 +85,7 @@ class StageScene:
     @property
     def slo_ns(self) -> int:
         """For the first token: four times what a request takes that never waits."""
-        pass_ns = sum(self.layers) * self.run_ms * _NS_PER_MS // _LAYERS
+        pass_ns = sum(self.layers) * self.run_ms * NS_PER_MS // _LAYERS
         return _SLO_FACTOR * pass_ns
 
     @property
@@ -104,7 +104,7 @@ class StageScene:
         rows: list[TraceRow] = []
         for percent, rate in _PHASES:
             while len(rows) * 100 < self.requests * percent:
-                at_ns += int(rng.expovariate(rate) * self.run_ms * _NS_PER_MS)
+                at_ns += int(rng.expovariate(rate) * self.run_ms * NS_PER_MS)
                 rows.append(TraceRow(at_ns, _PROMPT_TOKENS, 1))
         return rows
 
@@ -129,7 +129,7 @@ class StageScene:
             "scaling_policy": policy,
             "stage_period_ms": _PERIOD_SERVICES * self.run_ms,
             "scale_down_timeout_ms": _TIMEOUT_SERVICES * self.run_ms,
-            "ttft_aim_ms": self.slo_ns // _NS_PER_MS,
+            "ttft_aim_ms": self.slo_ns // NS_PER_MS,
             "warm_spares": "off",
             "spares_ahead": "none",
             "queue_requests_max": 100_000,
@@ -164,7 +164,7 @@ def play_simulated(
         devices=tuple(devices),
         latency={
             stage_name(MODEL, number): LinearLatency(
-                0, scene.token_us * _NS_PER_US * layers // whole
+                0, scene.token_us * NS_PER_US * layers // whole
             )
             for number, layers in enumerate(scene.layers)
         },

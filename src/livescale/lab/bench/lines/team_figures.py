@@ -26,10 +26,9 @@ from livescale.messages.events import (
     WorkerLost,
 )
 from livescale.telemetry.record.record import AnyLine, RequestLine, StepLine
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import Outcome, WorkerRef
-
-_NS_PER_S = 1_000_000_000
+from livescale.values.units import NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class TeamPlay:
     @property
     def load_s(self) -> float:
         """From the order until the last instance has everything."""
-        return (self.loaded_ns - self.ordered_ns) / _NS_PER_S
+        return (self.loaded_ns - self.ordered_ns) / NS_PER_S
 
     @property
     def formed_ratio(self) -> float | None:
@@ -129,8 +128,8 @@ class TeamPlay:
             {
                 "members": team.members,
                 "span_layers": list(team.span_layers),
-                "formed_s": (team.formed_ns - self.ordered_ns) / _NS_PER_S,
-                "ended_s": (team.ended_ns - self.ordered_ns) / _NS_PER_S,
+                "formed_s": (team.formed_ns - self.ordered_ns) / NS_PER_S,
+                "ended_s": (team.ended_ns - self.ordered_ns) / NS_PER_S,
                 "first_tokens": len(team.token_ns),
                 "decoding_at_end": len(team.switched),
             }
@@ -142,7 +141,7 @@ class TeamPlay:
             "team_throughput_limit": self.throughput_limit,
             "team_formed_ratio_to_load": self.formed_ratio,
             "first_token_ratio_to_load": self.first_token_ratio,
-            "source_prompts_per_s": self._source_rate * _NS_PER_S,
+            "source_prompts_per_s": self._source_rate * NS_PER_S,
             "teams": teams,
         }
 

@@ -33,11 +33,11 @@ from livescale.runtime.supervisor.supervisor import Pool
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record.record import RunLine, read_record, write_record
 from livescale.values.types import InstanceState
+from livescale.values.units import NS_PER_S
 
 _MODEL_PATH = f"/admin/models/{MODEL}"
 _PATIENCE_S, _POLL_S = 300.0, 0.1
 _DRAIN_NS = 300_000_000_000
-_NS_PER_S = 1_000_000_000
 _SEED = 0
 
 
@@ -170,7 +170,7 @@ async def _replay(pool: Pool, scene: TeamScene) -> Sequence[replayer.ReplayResul
 
 async def _ask_for_more(pool: Pool, scene: TeamScene) -> None:
     """As an operator does. Raises BenchError."""
-    await asyncio.sleep(scene.ordered_ns / _NS_PER_S)
+    await asyncio.sleep(scene.ordered_ns / NS_PER_S)
     limits = {"min_replicas": WORKERS, "max_replicas": WORKERS}
     async with _client(pool) as client:
         answer = await client.patch(_MODEL_PATH, json=limits)

@@ -23,7 +23,8 @@ from livescale.sim.base.config import ModelChange, SimConfig
 from livescale.sim.pools.runs import lead_ns
 from livescale.sim.world.simulate import simulate
 from livescale.telemetry.record.record import AnyLine, read_record
-from livescale.values.policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy
+from livescale.values.units import NS_PER_S, NS_PER_US
 
 MODEL = "teams"
 NO_TEAMS = "none"
@@ -33,10 +34,9 @@ members pass on takes about as small a part of a link as that of a large model d
 SOURCES, TARGETS = 2, 6
 WORKERS = SOURCES + TARGETS
 BLOCK_TOKENS = 16
-_NS_PER_S, _NS_PER_US = 1_000_000_000, 1000
 # A tenth of a Run is its own, the rest its tokens'.
 _BASE_PERCENT = 10
-_LEAD_NS = 3 * _NS_PER_S
+_LEAD_NS = 3 * NS_PER_S
 # Prompts come until so much of the load is over, faster than they are computed: with hundreds of
 # them open at once the client takes most of a core, and sends late.
 _ARRIVING_PERCENT = 60
@@ -135,7 +135,7 @@ def play_simulated(
 ) -> list[AnyLine]:
     """The run record of the scene in virtual time, with the settings that a real pool's controller
     was told and the limits (`more`) that asked that pool for six more instances."""
-    latency = LinearLatency(scene.run_us * _NS_PER_US, scene.token_us * _NS_PER_US)
+    latency = LinearLatency(scene.run_us * NS_PER_US, scene.token_us * NS_PER_US)
     config = SimConfig(
         controller=controller,
         devices=tuple(devices),
@@ -146,7 +146,7 @@ def play_simulated(
         live=live,
     )
     # The second source gets its parameters from the first one.
-    began_ns = lead_ns(config) + int(2 * scene.load_s * _NS_PER_S)
+    began_ns = lead_ns(config) + int(2 * scene.load_s * NS_PER_S)
     change = ModelChange(began_ns + scene.ordered_ns, changed=more)
     config = msgspec.structs.replace(config, changes=(change,))
     rows = [

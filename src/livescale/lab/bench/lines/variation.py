@@ -35,7 +35,7 @@ from livescale.lab.bench.lines.variation_lines import (
 )
 from livescale.lab.bench.lines.variation_training import as_weights, trained
 from livescale.report.run.terminal import table
-from livescale.values.policies import VariationWeights
+from livescale.values.scaling_policies import VariationWeights
 
 QNA, GAPS, LEARNED = "qna", "gaps", "learned"
 PREDICTORS = (QNA, GAPS, LEARNED)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from livescale.control.stages.formulas.attention import FEATURES, features, neighbours
 from livescale.control.stages.formulas.variation import arrivals, flows_in
 from livescale.lab.bench.lines.variation_lines import SimulatedLine
-from livescale.values.policies import VariationWeights
+from livescale.values.scaling_policies import VariationWeights
 
 Numbers = NDArray[np.float64]
 Weights = dict[str, Numbers]

@@ -19,7 +19,7 @@ from livescale.config.slo import percentile
 from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.base.machine import CpuShares
 from livescale.lab.bench.base.token_checks import wrong_greedy_tokens, wrong_timed_tokens
-from livescale.lab.bench.live import live_figures
+from livescale.lab.bench.live import play_figures as live_figures
 from livescale.lab.bench.live.live_fleet import AskedRequest, PairFleet
 from livescale.lab.bench.live.live_models import (
     LINK_BYTES_PER_S_MAX,

@@ -16,11 +16,11 @@ from livescale.engine.files.model_files import model_spec, read_manifest
 from livescale.lab.bench.base.errors import BenchError
 from livescale.latency.work import LinearLatency
 from livescale.values.types import SEQUENCES_MAX, Manifest
+from livescale.values.units import NS_PER_S
 
 LINK_BYTES_PER_S_MAX = 37_500_000
 """300 Mbit/s: what a link carries at most."""
 
-_NS_PER_S = 1_000_000_000
 _NO_LATENCY = LinearLatency(0, 0)
 _MODEL = "live"
 _TIMED_TOKENS, _TIMED_RUN_NS = 256, 8_000_000
@@ -63,18 +63,18 @@ class PairSetting:
     @property
     def layer_load_ns(self) -> int:
         """Time of a decoder layer on the link."""
-        return self.manifest.layers[1].size_bytes * _NS_PER_S // self.link_bytes_per_s
+        return self.manifest.layers[1].size_bytes * NS_PER_S // self.link_bytes_per_s
 
     @property
     def load_ns(self) -> int:
         """Time of the whole model on the link."""
-        return self.manifest.size_bytes * _NS_PER_S // self.link_bytes_per_s
+        return self.manifest.size_bytes * NS_PER_S // self.link_bytes_per_s
 
     @property
     def first_layers_ns(self) -> int:
         """Time of the embedding and the first decoder layer on the link."""
         size_bytes = sum(entry.size_bytes for entry in self.manifest.layers[:2])
-        return size_bytes * _NS_PER_S // self.link_bytes_per_s
+        return size_bytes * NS_PER_S // self.link_bytes_per_s
 
     @property
     def kv_bytes(self) -> int:
@@ -98,7 +98,7 @@ def timed_setting(directory: Path, manifest: Manifest, ratio: int, layer_ns: int
     Raises BenchError when that link would have to be faster than LINK_BYTES_PER_S_MAX.
     """
     layers = len(manifest.layers) - 2
-    rate = manifest.layers[1].size_bytes * _NS_PER_S // (ratio * layer_ns)
+    rate = manifest.layers[1].size_bytes * NS_PER_S // (ratio * layer_ns)
     if rate > LINK_BYTES_PER_S_MAX:
         raise BenchError(
             f"a layer of {manifest.layers[1].size_bytes} bytes in {ratio} x {layer_ns / 1e6:g} ms"
@@ -142,7 +142,7 @@ def cpu_setting(
     taken as a·n + b·n², as products of matrices and attention grow.
     """
     link = LINK_BYTES_PER_S_MAX
-    wanted_ns = manifest.layers[1].size_bytes * _NS_PER_S // (ratio * link)
+    wanted_ns = manifest.layers[1].size_bytes * NS_PER_S // (ratio * link)
     tokens = _tokens_of(wanted_ns, measured)
     tokens_max = model_spec(manifest).model_tokens_max - _SPARE_TOKENS // 2
     if not 1 <= tokens <= tokens_max:

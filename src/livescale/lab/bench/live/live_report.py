@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from livescale.batching.contract.live_order import ZIGZAG
-from livescale.lab.bench.live.live_figures import BothWorlds, OrderRow, ideal_last_to_stop
 from livescale.lab.bench.live.live_models import PairSetting
 from livescale.lab.bench.live.live_runs import (
     ALONE,
@@ -16,6 +15,7 @@ from livescale.lab.bench.live.live_runs import (
     STOP,
     PairPlay,
 )
+from livescale.lab.bench.live.play_figures import BothWorlds, OrderRow, ideal_last_to_stop
 from livescale.report.run.terminal import table
 
 _ZERO = (

@@ -27,6 +27,7 @@ from livescale.lab.bench.live.live_worker import WorkItem
 from livescale.messages.events import BatchTaken, HoldingCompleted, LayerArrived, LiveStarted
 from livescale.values.routes import Partner
 from livescale.values.types import WorkerRef
+from livescale.values.units import NS_PER_S
 
 ALONE = "alone"
 """The source has all batches to itself, and no target loads."""
@@ -34,7 +35,6 @@ ALONE = "alone"
 AT_FIRST_LAYER, AT_START = "from the first layer", "from the start"
 STOP, OVERLAP = "stop-the-world", "overlap"
 
-_NS_PER_S = 1_000_000_000
 _DECODE_PROMPT_TOKENS, _DECODE_TOKENS = 8, 1900
 
 
@@ -126,7 +126,7 @@ async def play_burst(fleet: PairFleet, burst: Burst) -> PairPlay:
             await fleet.until(lambda: fleet.watermark >= 2)
             zero_ns = fleet.of_target(LayerArrived)[-1].at_ns
     if burst.order == OVERLAP:
-        tokens_per_s = setting.batch_tokens * _NS_PER_S // batch_ns
+        tokens_per_s = setting.batch_tokens * NS_PER_S // batch_ns
         split = OverlapSplit(fleet, target, prompts, tokens_per_s, burst.output_tokens)
         requests = await _serve_split(fleet, split)
     else:

@@ -29,12 +29,12 @@ from livescale.sim.pools.limits import PooledModel
 from livescale.sim.pools.runs import fit_rows, lead_ns, run_pool
 from livescale.sim.pools.systems import System
 from livescale.telemetry.record.record import StepLine, read_record
+from livescale.values.units import NS_PER_MS, NS_PER_S
 
 _CLUSTER = "leaf-spine-1024"
 WORKERS_MAX = 1024
 """Of the cluster that the pools are cut from."""
 _PRESET = "llama-3-8b"
-_NS_PER_S, _NS_PER_MS = 1_000_000_000, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def _measured(workers: int, options: ControllerOptions) -> StepTimes:
     start_ms: list[float] = []
     loaded_ms: list[float] = []
     for line, took_ns in zip(lines, times_ns, strict=True):
-        (start_ms if line.now_ns < run.started_ns else loaded_ms).append(took_ns / _NS_PER_MS)
+        (start_ms if line.now_ns < run.started_ns else loaded_ms).append(took_ns / NS_PER_MS)
     if len(loaded_ms) < 2:
         raise BenchError(f"the load of {workers} workers had {len(loaded_ms)} steps: raise --rate")
     percentiles = statistics.quantiles(loaded_ms, n=100, method="inclusive")
@@ -125,7 +125,7 @@ def _measured(workers: int, options: ControllerOptions) -> StepTimes:
         models=models,
         requests=sum(map(len, loads.values())),
         steps=len(loaded_ms),
-        steps_per_s=len(loaded_ms) * _NS_PER_S / max(run.ended_ns - run.started_ns, 1),
+        steps_per_s=len(loaded_ms) * NS_PER_S / max(run.ended_ns - run.started_ns, 1),
         mean_ms=statistics.fmean(loaded_ms),
         p50_ms=percentiles[49],
         p99_ms=percentiles[98],
@@ -142,7 +142,7 @@ def _config(workers: int, models: int, system: System) -> SimConfig:
 
 def _load(config: SimConfig, model: str, number: int, options: ControllerOptions) -> list[TraceRow]:
     seed = options.seed * WORKERS_MAX + number
-    rows = gamma_trace(GammaShape(cv=options.cv), options.rate, options.seconds * _NS_PER_S, seed)
+    rows = gamma_trace(GammaShape(cv=options.cv), options.rate, options.seconds * NS_PER_S, seed)
     return fit_rows(rows, tokens_max(config, model))[0]
 
 

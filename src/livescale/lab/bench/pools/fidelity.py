@@ -41,6 +41,7 @@ from livescale.report.run.reported_run import ReportedRun
 from livescale.sim.base.config import SimConfig
 from livescale.sim.pools.capacity import CapacityError, ServingCapacity, measure_capacity
 from livescale.sim.pools.runs import fit_rows
+from livescale.values.units import NS_PER_S
 
 _MODEL = "fidelity"
 # Many small layers: their bytes cost the machine little, and phases of a load can be told apart.
@@ -128,7 +129,6 @@ def _config(
 
 
 Say = Callable[[str], None]
-_NS_PER_S = 1_000_000_000
 _SLO = "5x-mean"
 
 
@@ -178,7 +178,7 @@ class FidelityReport:
             "others_share": [strain.others_share for strain in self.strains],
             "pace_ns": [strain.pace_ns for strain in self.strains],
             "client_late_p99_s": [
-                strain.late_p99_ns / _NS_PER_S
+                strain.late_p99_ns / NS_PER_S
                 for strain in self.strains
                 if strain.late_p99_ns is not None
             ],

@@ -12,13 +12,13 @@ from statistics import fmean, median
 from livescale.config.slo import percentile
 from livescale.report.run.reported_run import ReportedRun
 from livescale.report.run.terminal import table
-from livescale.telemetry.history.holdings import Ending
+from livescale.telemetry.history.holding_history import Ending
 from livescale.telemetry.record.record import LoadPhases, ScaleLine
+from livescale.values.units import NS_PER_S
 
 TOLERANCE_PERCENT = 5
 GOAL = ("ttft_p50_s", "ttft_p90_s", "scale_up_p50_s", "scale_up_p90_s")
 """The figures that the simulator has to get right where workers are timed."""
-_NS_PER_S = 1_000_000_000
 
 
 def run_figures(run: ReportedRun) -> dict[str, float]:
@@ -39,10 +39,10 @@ def run_figures(run: ReportedRun) -> dict[str, float]:
         spans = [(begin(event, load), end(event, load)) for event, load in loads]
         values = [stop - start for start, stop in spans if start is not None and stop is not None]
         if values:
-            figures[f"{name}_p50_s"] = median(values) / _NS_PER_S
+            figures[f"{name}_p50_s"] = median(values) / NS_PER_S
             if name == "scale_up":
-                figures[f"{name}_p90_s"] = percentile(values, 90) / _NS_PER_S
-                figures[f"{name}_mean_s"] = fmean(values) / _NS_PER_S
+                figures[f"{name}_p90_s"] = percentile(values, 90) / NS_PER_S
+                figures[f"{name}_mean_s"] = fmean(values) / NS_PER_S
     figures["scale_ups"] = len(run.scale_ups)
     figures["scale_downs"] = len(run.scale_events) - len(run.scale_ups)
     figures |= _counts(run)

@@ -42,11 +42,11 @@ from livescale.telemetry.record.record import (
 )
 from livescale.telemetry.record.record_file import create_record
 from livescale.values.types import Outcome
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 # The first instance of a simulated pool has come to rest by then.
-_SETTLED_NS = 2 * _NS_PER_S
-_DRAIN_NS = 60 * _NS_PER_S
+_SETTLED_NS = 2 * NS_PER_S
+_DRAIN_NS = 60 * NS_PER_S
 # The pool is given that long to come back to its least size behind a load.
 _SHRINK_S = 20.0
 _PACE_SIZE, _PACE_PRODUCTS = 256, 101

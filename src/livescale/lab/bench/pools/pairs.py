@@ -21,6 +21,7 @@ from livescale.sim.pools.limits import PooledModel
 from livescale.sim.pools.runs import lead_ns, run_pool
 from livescale.sim.pools.systems import SYSTEMS
 from livescale.values.types import WorkerRef
+from livescale.values.units import NS_PER_MS
 
 STOP, ALONE, PAIRED, JUDGED = (
     "livescale-stop",
@@ -30,7 +31,6 @@ STOP, ALONE, PAIRED, JUDGED = (
 )
 _GBIT_BYTES = 125_000_000
 _STORAGE_GBIT = 10
-_NS_PER_MS = 1_000_000
 _ANY = SloAbsolute(1 << 62, None)
 
 
@@ -158,7 +158,7 @@ def _play(
     cluster = _cluster(options.instances, model.tp_size, link_gbit * _GBIT_BYTES)
     config = build_config(cluster, [model], SYSTEMS[name])
     size = (options.prompt_tokens, options.output_tokens)
-    burst = [TraceRow(number * gap_ms * _NS_PER_MS, *size) for number in range(count)]
+    burst = [TraceRow(number * gap_ms * NS_PER_MS, *size) for number in range(count)]
     run = run_pool(config, {model.name: burst}, lead_ns(config), options.seed)
     return summarize(run.timings(), _ANY)
 

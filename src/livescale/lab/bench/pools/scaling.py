@@ -28,9 +28,9 @@ from livescale.sim.pools.systems import SYSTEMS, System, find_system
 from livescale.telemetry.history.device_time import DeviceTime, device_time
 from livescale.telemetry.history.reading import History
 from livescale.telemetry.history.waiting import SlowRequests, slow_requests
+from livescale.values.units import NS_PER_S
 
 SCALING = ("stop", "overlap", "zigzag", "livescale", "ideal")
-_NS_PER_S = 1_000_000_000
 _ANY = SloAbsolute(1 << 62, None)
 _LIKE = "livescale"
 
@@ -91,9 +91,9 @@ class ScalingRow:
             "ttft_mean_s": ttft.mean_s if ttft else None,
             "ttft_p99_s": ttft.p99_s if ttft else None,
             "tbt_p99_s": tbt.p99_s if tbt else None,
-            "device_s": self.spent.held_ns / _NS_PER_S,
-            "serving_s": self.spent.serve_ns / _NS_PER_S,
-            "spare_s": self.spent.spare_ns / _NS_PER_S,
+            "device_s": self.spent.held_ns / NS_PER_S,
+            "serving_s": self.spent.serve_ns / NS_PER_S,
+            "spare_s": self.spent.spare_ns / NS_PER_S,
             "devices": self.devices,
             "capacity_requests_per_s": self.capacity_per_s,
             "clipped": self.clipped,
@@ -204,7 +204,7 @@ class _Setup:
                 raise CapacityError("a load of one moment has no rate, and so no capacity")
         except CapacityError as error:
             raise BenchError(f"{self.name}: {error}") from error
-        factor = requests_per_s * duration_ns / (len(self._rows) * _NS_PER_S)
+        factor = requests_per_s * duration_ns / (len(self._rows) * NS_PER_S)
         return factor, requests_per_s, "as given"
 
     def play(
@@ -272,7 +272,7 @@ def _table(rows: Sequence[ScalingRow]) -> str:
 
 def _cells(row: ScalingRow) -> list[object]:
     ttft, tbt = row.summary.ttft, row.summary.tbt
-    slow, count = row.slow, max(row.slow.requests, 1) * _NS_PER_S
+    slow, count = row.slow, max(row.slow.requests, 1) * NS_PER_S
     parts = (slow.ttft_ns, slow.loading_ns, slow.full_ns, slow.held_back_ns, slow.compute_ns)
     spent = (row.spent.held_ns, row.spent.serve_ns, row.spent.spare_ns)
     return [
@@ -281,6 +281,6 @@ def _cells(row: ScalingRow) -> list[object]:
         seconds(ttft.mean_s if ttft else None),
         seconds(ttft.p99_s if ttft else None),
         seconds(tbt.p99_s if tbt else None),
-        *(f"{ns / _NS_PER_S:,.1f}" for ns in spent),
+        *(f"{ns / NS_PER_S:,.1f}" for ns in spent),
         *(seconds(ns / count) for ns in parts),
     ]

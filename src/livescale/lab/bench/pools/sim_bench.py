@@ -22,8 +22,8 @@ from livescale.sim.pools.configs import build_config, first_hosts, tokens_max
 from livescale.sim.pools.limits import PooledModel
 from livescale.sim.pools.runs import fit_rows, lead_ns, run_pool
 from livescale.sim.pools.systems import find_system
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _MODEL = "model"
 _SMALL, _LARGE = "blitzscale-a", "leaf-spine-1024"
 
@@ -115,7 +115,7 @@ def _of_size(
 ) -> SimSpeed:
     """A pool of so many hosts like those of the large cluster, with its share of the load."""
     config = _config(first_hosts(read_topology(find_cluster(_LARGE)), hosts), options)
-    part = window(rows, 0, options.seconds * _NS_PER_S)
+    part = window(rows, 0, options.seconds * NS_PER_S)
     load = upscale(part, half * len(config.devices) / 32, options.seed)
     return _timed(f"{len(config.devices)}, {options.seconds} s", config, load, options)
 
@@ -134,7 +134,7 @@ def _timed(
         tokens=sum(len(line.token_ns) for line in run.result.requests),
         events=run.result.actions,
         steps=run.result.steps,
-        virtual_s=(run.ended_ns - run.started_ns) / _NS_PER_S,
+        virtual_s=(run.ended_ns - run.started_ns) / NS_PER_S,
         elapsed_s=elapsed_s,
     )
 

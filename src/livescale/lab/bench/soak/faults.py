@@ -28,8 +28,8 @@ from livescale.lab.bench.soak.load import SoakLoad
 from livescale.lab.client.completion import completion_body
 from livescale.lab.testbed.bed import Testbed
 from livescale.runtime.supervisor.supervisor import Pool
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _JSON = {"Content-Type": "application/json"}
 _POLL_S = 0.05
 # What a process had sent before it was struck may still arrive this long afterwards.
@@ -301,7 +301,7 @@ async def _seconds_until(
     """Seconds from this time until it was true; None: not within this time."""
     while True:
         is_over = await is_true()
-        elapsed_s = (time.monotonic_ns() - at_ns) / _NS_PER_S
+        elapsed_s = (time.monotonic_ns() - at_ns) / NS_PER_S
         if is_over:
             return elapsed_s
         if elapsed_s > patience_s:

@@ -30,7 +30,7 @@ from livescale.lab.bench.transfer.multicast_report import (
 )
 from livescale.lab.testbed.bed import Testbed
 from livescale.lab.testbed.spec import NetworkSpec
-from livescale.messages.plans import ScalePlan
+from livescale.messages.scale_plan import ScalePlan
 from livescale.transfer.formats.orders import ContentChecks
 from livescale.values.chunks import senders as chunk_senders
 from livescale.values.types import Manifest, WorkerRef, agent_ref

@@ -23,9 +23,9 @@ from livescale.lab.bench.base.machine import CpuShares
 from livescale.lab.bench.pools.gateway_load import allow_descriptors
 from livescale.lab.bench.transfer.packing_wire import LAYERS, STEPS, messages
 from livescale.report.run.terminal import table
+from livescale.values.units import NS_PER_MS
 
 _WAIT_S = 120.0
-_NS_PER_MS = 1_000_000
 # Sender: the block, copies by tensor and in one piece, and what is taken for one block.
 # Receiver: places by tensor and in one piece, and what is taken for one block.
 _BLOCKS_IN_MEMORY = 7
@@ -67,8 +67,8 @@ class PackingReport:
             {
                 "step": step.name,
                 "messages": len(messages(self.options.tensor_bytes(), step.is_packed)),
-                "block_ms_p50": median(self.took_ns[step.name]) / _NS_PER_MS,
-                "block_ms_max": max(self.took_ns[step.name]) / _NS_PER_MS,
+                "block_ms_p50": median(self.took_ns[step.name]) / NS_PER_MS,
+                "block_ms_max": max(self.took_ns[step.name]) / NS_PER_MS,
                 "ratio_to_first": median(self.took_ns[step.name]) / first,
             }
             for step in STEPS

@@ -18,6 +18,7 @@ import msgspec
 from livescale.common.interpreter import module_words
 from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.base.line_process import LineProcess
+from livescale.lab.bench.base.made_models import pool_document
 from livescale.lab.bench.base.token_checks import Output, wrong_timed_tokens
 from livescale.lab.bench.hosts.host_commands import HostCommand, end_commands
 from livescale.lab.bench.kv.kv import (
@@ -46,12 +47,12 @@ from livescale.lab.commands.pool_watch import PoolWatch
 from livescale.lab.testbed.bed import Testbed
 from livescale.telemetry.record.record import read_record
 from livescale.values.types import Manifest
+from livescale.values.units import NS_PER_S
 
 HOSTS = WORKERS + 1
 """The head's among them."""
 _JOIN_PORT = 7000
 _BIND = "d0"
-_NS_PER_S = 1_000_000_000
 _PATIENCE_S = 90.0
 _END_S = 60.0
 _SEED = 1
@@ -151,7 +152,7 @@ class _KvPool:
             for wanted in scene.wanted:
                 self._wait_until(began_ns + wanted.at_ns)
                 self._change(wanted)
-            answer = client.receive(scene.ends_ns / _NS_PER_S + job.drain_s)
+            answer = client.receive(scene.ends_ns / NS_PER_S + job.drain_s)
         return msgspec.convert(answer["results"], list[ReplayResult])
 
     # -- helpers, in the order used -------------------------------------------------------------
@@ -164,8 +165,8 @@ class _KvPool:
         file = self._folder / "pool.yaml"
         models = [{"path": str(directory), "name": MODEL, "roles": _roles(RolesWanted(0, 1, 1))}]
         own = {"listen": address, "port": HTTP_PORT, "token_file": str(token)}
-        settings = {**self._settings, **own, "record": str(self.record), "models": models}
-        file.write_text(json.dumps(settings))  # JSON is YAML
+        settings = {**self._settings, **own, "record": str(self.record)}
+        file.write_text(pool_document(models, settings))
         self._begin(head.name, ["serve", "-c", str(file)])
         self._watch.until(token.exists, "the head has its token file")
         joined = self._watch.record.joined_ns

@@ -34,6 +34,7 @@ from livescale.lab.commands.bench.bench_flags import Bench, at_least, finish, op
 from livescale.lab.commands.pool_choices import parse_model
 from livescale.load.arrivals import named_trace
 from livescale.load.traces import window
+from livescale.values.units import NS_PER_S
 
 # -- gateway --------------------------------------------------------------------------------------
 
@@ -107,7 +108,6 @@ def _sim(arguments: argparse.Namespace) -> int:
 
 # -- scaling --------------------------------------------------------------------------------------
 
-_NS_PER_S = 1_000_000_000
 _SCALING_TRACE = "azurecode_1320_5min"
 _SCALING_GENERATED = "burst"
 _SCALING_SECONDS = 60
@@ -165,7 +165,7 @@ def _scaling_traces(arguments: argparse.Namespace) -> list[NamedLoad]:
     found = []
     for name in dict.fromkeys(names):
         rows = named_trace(name, Path(data) if data else None, arguments.seed).rows
-        kept = rows if seconds_ is None else window(rows, 0, seconds_ * _NS_PER_S)
+        kept = rows if seconds_ is None else window(rows, 0, seconds_ * NS_PER_S)
         if rows and not kept:
             raise UserError(f"trace {name} has no request in its first {seconds_} s")
         found.append(NamedLoad(name, kept))

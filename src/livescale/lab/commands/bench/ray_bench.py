@@ -28,8 +28,8 @@ from livescale.lab.commands.hosts_demo import (
 )
 from livescale.lab.testbed.ray_cluster import RayCluster
 from livescale.lab.testbed.spec import TestbedError
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _HOSTS_MIN = 2
 _LINK = "10gbit"
 _PACKAGES = ("livescale", "ray", "torch")
@@ -125,7 +125,7 @@ class RayReport:
         return "\n".join([*lines, "", self.checks.text(), *problems])
 
     def as_json(self) -> dict[str, object]:
-        by_host = {host: ns / _NS_PER_S for host, ns in sorted(self.story.joined_ns.items())}
+        by_host = {host: ns / NS_PER_S for host, ns in sorted(self.story.joined_ns.items())}
         silent = self.losses["node_silent"]
         healed = [found["healed_s"] for found in self.losses.values() if "healed_s" in found]
         figures: dict[str, object] = {
@@ -142,7 +142,7 @@ class RayReport:
             "losses": self.losses,
         }
         if self.story.scale_up_ns is not None:
-            figures["scale_up_s"] = self.story.scale_up_ns / _NS_PER_S
+            figures["scale_up_s"] = self.story.scale_up_ns / NS_PER_S
         return {name: value for name, value in figures.items() if value is not None}
 
     def problems(self) -> list[str]:
@@ -177,7 +177,7 @@ class RayReport:
         if ray:
             ray["ray_noticed_s"] = min(ray.values())
         counts = {"streams": len(loss.streams), "streams_moved": len(healed)}
-        found = {name: ns / _NS_PER_S for name, ns in (times | ray).items() if ns is not None}
+        found = {name: ns / NS_PER_S for name, ns in (times | ray).items() if ns is not None}
         return counts | found
 
 

@@ -29,8 +29,8 @@ from livescale.lab.testbed.bed import CONTROL
 from livescale.lab.testbed.ray_cluster import RayCluster
 from livescale.messages.commands import Dispatch
 from livescale.telemetry.record.record import StepLine, read_record
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _LOOK_S = 0.02
 _ANSWER_S = 60.0
 _END_S = 60.0
@@ -153,7 +153,7 @@ class RayStory:
         return [result for loss in self.losses for result in loss.results]
 
     def tell(self, text: str) -> None:
-        elapsed_s = (time.monotonic_ns() - self.began_ns) / _NS_PER_S
+        elapsed_s = (time.monotonic_ns() - self.began_ns) / NS_PER_S
         print(f"{elapsed_s:7.1f} s  {text}", flush=True)
 
 
@@ -206,7 +206,7 @@ class RayBenchRun:
         began_ns = self._pool.commands[CONTROL].started_ns
         for name, joined_ns in self._watch.joined_ns.items():
             story.joined_ns[self._host_of(name)] = joined_ns - began_ns
-        slowest_s = max(story.joined_ns.values()) / _NS_PER_S
+        slowest_s = max(story.joined_ns.values()) / NS_PER_S
         story.tell(
             f"{len(self._names)} hosts have joined, {slowest_s:.1f} s after livescale serve --ray"
         )
@@ -222,7 +222,7 @@ class RayBenchRun:
             story.tell(f"{len(job.rows)} requests begin, most of them in one burst")
             self._see_burst(job)
             self._strike(loss, strikes)
-            last_s = job.rows[-1].arrival_ns / _NS_PER_S
+            last_s = job.rows[-1].arrival_ns / NS_PER_S
             answer = client.receive(last_s + job.drain_s + self._patience_s)
         loss.results = msgspec.convert(answer["results"], list[ReplayResult])
         self._see_ray(loss, states)
@@ -261,12 +261,12 @@ class RayBenchRun:
             lambda: self._watch.lost_ns.get(name, 0) > loss.struck_ns, "the loss is noticed"
         )
         loss.noticed_ns = self._watch.lost_ns[name]
-        took_s = (loss.noticed_ns - loss.struck_ns) / _NS_PER_S
+        took_s = (loss.noticed_ns - loss.struck_ns) / NS_PER_S
         self.story.tell(f"{loss.host}: noticed after {took_s:.2f} s; others go on with its streams")
 
     def _see_ray(self, loss: LossStory, states: LineProcess) -> None:
         """When Ray knew, of each of the states that must change; after its patience it did not."""
-        deadline_ns = loss.struck_ns + int(self._ray_patience_s * _NS_PER_S)
+        deadline_ns = loss.struck_ns + int(self._ray_patience_s * NS_PER_S)
         while True:
             found: list[StateChange] = states.ask({}, _ANSWER_S)["changes"]
             for state in loss.kind.ray_states:
@@ -278,7 +278,7 @@ class RayBenchRun:
             if time.monotonic_ns() > deadline_ns:
                 break
             time.sleep(_LOOK_S)
-        told = [f"{k} {(at - loss.struck_ns) / _NS_PER_S:.2f} s" for k, at in loss.ray_ns.items()]
+        told = [f"{k} {(at - loss.struck_ns) / NS_PER_S:.2f} s" for k, at in loss.ray_ns.items()]
         self.story.tell(f"{loss.host}: Ray's own tables: {', '.join(told) or 'nothing noticed'}")
 
     def _is_end_of(self, change: StateChange, state: str, loss: LossStory) -> bool:
@@ -288,7 +288,7 @@ class RayBenchRun:
     def _see_back(self, loss: LossStory) -> None:
         self._pool.until(lambda: bool(self._came_back_ns(loss)), f"{loss.host} is back")
         loss.back_ns = self._came_back_ns(loss)[0]
-        took_s = (loss.back_ns - loss.struck_ns) / _NS_PER_S
+        took_s = (loss.back_ns - loss.struck_ns) / NS_PER_S
         self.story.tell(f"{loss.host}: its worker is back {took_s:.1f} s after the loss")
 
     def _came_back_ns(self, loss: LossStory) -> list[int]:

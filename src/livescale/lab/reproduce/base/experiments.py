@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from livescale.lab.reproduce.base.half_loads import Setup
-from livescale.lab.reproduce.base.multicasts import NS_PER_S
 from livescale.sim.pools.limits import PooledRoles
+from livescale.values.units import NS_PER_S
 
 PLAYED_NS = 60 * NS_PER_S
 """Of each trace: its first minute, so that all claims can be measured in minutes."""

@@ -15,7 +15,6 @@ import msgspec
 from livescale.config.slo import SloAbsolute, percentile
 from livescale.lab.reproduce.base.claim import Conditions
 from livescale.lab.reproduce.base.models import cluster_of
-from livescale.lab.reproduce.base.multicasts import NS_PER_S
 from livescale.lab.reproduce.base.sharing import shared
 from livescale.load.traces import TraceRow, summary, upscale, window
 from livescale.sim.base.config import SimConfig
@@ -24,6 +23,7 @@ from livescale.sim.pools.equal_time import play_equal
 from livescale.sim.pools.limits import PooledModel, PooledRoles
 from livescale.sim.pools.runs import PoolRun, fit_rows, lead_ns, run_pool
 from livescale.sim.pools.systems import System, find_system
+from livescale.values.units import NS_PER_S
 
 _SATURATING = 200
 """Requests per instance that saturate a pool; below the length of a gateway's queue in sum."""

@@ -6,8 +6,7 @@ from livescale.clusters.files import NamedTopology, find_cluster, read_topology
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
 from livescale.latency.work import RunWork
-
-NS_PER_MS = 1_000_000
+from livescale.values.units import NS_PER_MS
 
 
 def layers_of(preset: str, tp_size: int = 1) -> tuple[int, ...]:

@@ -12,14 +12,14 @@ from livescale.clusters.topology import Device, Topology
 from livescale.control.multicast.planner import make_plan
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.member import inputs
-from livescale.messages.plans import ScalePlan
+from livescale.messages.scale_plan import ScalePlan
 from livescale.sim.base.clock import Clock
 from livescale.sim.links.transfers import Transfers
 from livescale.values.chunks import ChunkGrid, Feed
 from livescale.values.types import FromStorage, WorkerRef
+from livescale.values.units import NS_PER_S
 
 GBIT_BYTES = 125_000_000
-NS_PER_S = 1_000_000_000
 MIB = 1 << 20
 _MODEL = "m"
 _PLAN = 1

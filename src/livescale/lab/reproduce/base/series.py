@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from livescale.config.slo import percentile
 from livescale.lab.reproduce.base.claim import Curve
-from livescale.lab.reproduce.base.multicasts import NS_PER_S
 from livescale.sim.pools.runs import PoolRun
 from livescale.telemetry.record.record import RequestLine
+from livescale.values.units import NS_PER_S
 
 _PERCENTS = (*range(1, 100), 100)
 

@@ -18,8 +18,8 @@ from livescale.lab.reproduce.base.half_loads import (
     ttft_mean_s,
     violations_percent,
 )
-from livescale.lab.reproduce.base.multicasts import NS_PER_S
 from livescale.sim.pools.runs import PoolRun
+from livescale.values.units import NS_PER_S
 
 _SPIKE = 1.25
 _WINDOW = "the first minute of the trace is played"

@@ -18,7 +18,7 @@ from livescale.lab.reproduce.base.half_loads import (
     ttft_mean_s,
     ttft_p99_s,
 )
-from livescale.lab.reproduce.base.models import NS_PER_MS, cluster_of
+from livescale.lab.reproduce.base.models import cluster_of
 from livescale.lab.reproduce.base.sharing import shared
 from livescale.load.traces import TraceRow
 from livescale.sim.pools.configs import build_config
@@ -26,6 +26,7 @@ from livescale.sim.pools.limits import PooledModel, PooledRoles
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.sim.pools.systems import SYSTEMS
 from livescale.telemetry.record.record import ScaleLine
+from livescale.values.units import NS_PER_MS
 
 _MODEL = "m"
 SIX = {

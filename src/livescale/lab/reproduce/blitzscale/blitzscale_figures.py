@@ -27,8 +27,6 @@ from livescale.lab.reproduce.base.half_loads import (
     ttft_mean_s,
     violations_percent,
 )
-from livescale.lab.reproduce.base.models import NS_PER_MS
-from livescale.lab.reproduce.base.multicasts import NS_PER_S
 from livescale.lab.reproduce.base.paper_figures import PaperFigure, Printed
 from livescale.lab.reproduce.base.sharing import shared
 from livescale.lab.reproduce.blitzscale import blitzscale_baselines as baselines
@@ -39,6 +37,7 @@ from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record.record import TrafficLine, read_record
 from livescale.telemetry.timeline import host_copy_use
+from livescale.values.units import NS_PER_MS, NS_PER_S
 
 _SYSTEMS = {"LiveScale": OURS, "ServerlessLLM": BASELINES["sllm"], "AllCache": "allcache"}
 _STEP_NAMES = ("S-LLM", "+Network", "+Multicast", "+ZigZag")

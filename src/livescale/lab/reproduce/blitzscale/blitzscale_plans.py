@@ -19,7 +19,6 @@ from livescale.lab.reproduce.base.claim import (
 from livescale.lab.reproduce.base.multicasts import (
     GBIT_BYTES,
     MIB,
-    NS_PER_S,
     Multicast,
     device,
     even_layers,
@@ -28,6 +27,7 @@ from livescale.lab.reproduce.base.multicasts import (
 )
 from livescale.values.routes import Partner
 from livescale.values.types import WorkerRef, agent_ref
+from livescale.values.units import NS_PER_S
 
 _SIZE_8B_BYTES = 16_000_000_000
 _SIZE_72B_BYTES = 144_000_000_000

@@ -25,7 +25,6 @@ from livescale.lab.reproduce.base.half_loads import (
     ttft_p99_s,
 )
 from livescale.lab.reproduce.base.models import cluster_of
-from livescale.lab.reproduce.base.multicasts import NS_PER_S
 from livescale.lab.reproduce.base.sharing import shared
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.latency.work import LinearLatency
@@ -38,7 +37,8 @@ from livescale.sim.pools.systems import SYSTEMS
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record.record import read_record
 from livescale.telemetry.timeline import host_copy_use
-from livescale.values.placements import CacheCopies
+from livescale.values.copy_strategies import CacheCopies
+from livescale.values.units import NS_PER_S
 
 SETUP = Setup("burstgpt2gpt4_5539015_5min", "llama-2-7b", "blitzscale-b")
 """BurstGPT on the paper's cluster for models on one GPU (§6)."""

@@ -15,14 +15,14 @@ from livescale.lab.reproduce.base.half_loads import (
     ttft_p99_s,
 )
 from livescale.lab.reproduce.base.models import cluster_of
-from livescale.lab.reproduce.base.multicasts import NS_PER_S
 from livescale.lab.reproduce.base.saturated import Ramp, Scene, play
 from livescale.lab.reproduce.lambdascale.lambdascale_scaling import BURSTS
 from livescale.sim.pools.configs import build_config
 from livescale.sim.pools.limits import PooledModel
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.sim.pools.systems import SYSTEMS
-from livescale.values.placements import NoCopies
+from livescale.values.copy_strategies import NoCopies
+from livescale.values.units import NS_PER_S
 
 _COUNTS = (1, 2, 4)
 """Copies at first, λScale's k."""

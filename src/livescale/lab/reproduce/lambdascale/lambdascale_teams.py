@@ -20,8 +20,8 @@ from livescale.lab.reproduce.base.claim import (
     is_near,
     near,
 )
-from livescale.lab.reproduce.base.multicasts import NS_PER_S
 from livescale.lab.reproduce.base.saturated import Ramp, Scene, play
+from livescale.values.units import NS_PER_S
 
 _COUNTS = (1, 2, 4)
 _TEAMS = "lambda-pairs"

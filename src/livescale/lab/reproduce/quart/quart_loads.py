@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from livescale.config.slo import percentile
 from livescale.lab.reproduce.base.claim import Conditions
 from livescale.lab.reproduce.base.models import cluster_of
-from livescale.lab.reproduce.base.multicasts import NS_PER_S
 from livescale.lab.reproduce.base.sharing import shared
 from livescale.latency.shapes import EXECUTED
 from livescale.load.arrivals import gamma_arrivals
@@ -23,6 +22,7 @@ from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.sim.pools.stage_pools import PooledStages, stage_config
 from livescale.sim.pools.stage_systems import STAGE_SYSTEMS, StageSystem
 from livescale.sim.pools.systems import System
+from livescale.values.units import NS_PER_S
 
 CLUSTER = "quart"
 EVEN = (2,) * 8

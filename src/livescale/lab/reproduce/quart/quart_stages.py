@@ -20,7 +20,6 @@ from livescale.lab.reproduce.base.claim import (
     near,
 )
 from livescale.lab.reproduce.base.models import cluster_of
-from livescale.lab.reproduce.base.multicasts import NS_PER_S
 from livescale.lab.reproduce.quart.quart_loads import (
     CLUSTER,
     EVEN,
@@ -38,6 +37,7 @@ from livescale.lab.reproduce.quart.quart_loads import (
 )
 from livescale.sim.pools.runs import PoolRun
 from livescale.values.types import WorkerRef, agent_ref
+from livescale.values.units import NS_PER_S
 
 _MODEL = "bert-21b"
 _LARGE = "opt-66b"

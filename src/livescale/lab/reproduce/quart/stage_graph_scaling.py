@@ -20,10 +20,10 @@ from livescale.control.stages.formulas.graph import StageGraph
 from livescale.control.stages.formulas.stage_load import StageLoad
 from livescale.control.stages.line_scaling import LineScaling
 from livescale.lab.reproduce.quart.stage_graphs import GraphRun
-from livescale.values.policies import StagesByQueue
+from livescale.values.scaling_policies import StagesByQueue
+from livescale.values.units import NS_PER_S
 
 Times = NDArray[np.float64]
-_NS_PER_S = 1_000_000_000
 _COUNTED_MIN = 8
 """Fewer gaps or services say nothing of how they vary."""
 
@@ -85,7 +85,7 @@ def play_scaled(
     """Plays requests that arrive at these times (in seconds, in order). `services` are as those of
     `play_graph`, `replicas` what stages begin with; a load takes `load_s`."""
     world = _World(arrivals, graph, services, policy, replicas, replicas_total, load_s)
-    period_s, now = policy.period_ns / _NS_PER_S, 0.0
+    period_s, now = policy.period_ns / NS_PER_S, 0.0
     while world.is_busy:
         now += period_s
         world.play(now)
@@ -153,7 +153,7 @@ class _World:
             return
         loads = [self._known[stage.number] for stage in self._stages]
         limits = [(1, self._total)] * len(loads)
-        decided = self._scaling.step(round(now * _NS_PER_S), loads, limits, self._total)
+        decided = self._scaling.step(round(now * NS_PER_S), loads, limits, self._total)
         self._decided.append(tuple(decided))
         for its, stage in zip(decided, self._stages, strict=True):
             for _ in range(its.from_replicas - its.to_replicas):
@@ -187,7 +187,7 @@ class _World:
         times = stage.leaves[begun] - stage.begins[begun]
         known = self._known.get(stage.number)
         if len(times):
-            service_ns = round(float(times.mean()) * _NS_PER_S)
+            service_ns = round(float(times.mean()) * NS_PER_S)
         elif known is not None:
             service_ns = known.service_ns
         else:

@@ -23,7 +23,7 @@ from livescale.sim.links.live_link import LiveLink
 from livescale.sim.links.transfers import Transfers
 from livescale.sim.world.gateway import GATEWAY, FromWorkerMessage, SimGateway, ToWorkerMessage
 from livescale.sim.world.life import ControllerLife
-from livescale.sim.world.member import SimMember, Surroundings
+from livescale.sim.world.member_shell import SimMember, Surroundings
 from livescale.sim.world.silence import Silences, Watcher
 from livescale.sim.world.takeovers import Takeover
 from livescale.values.types import WorkerRef, agent_ref

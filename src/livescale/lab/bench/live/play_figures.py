@@ -18,8 +18,8 @@ from livescale.lab.bench.live.live_worker import WorkItem
 from livescale.messages.events import BatchTaken
 from livescale.sim.pair.optimum import SolverMissingError, solve_split
 from livescale.sim.pair.player import LivePlay, loaded_every, play
+from livescale.values.units import NS_PER_S
 
-_NS_PER_S = 1_000_000_000
 _UNIT_NS = 1000
 
 
@@ -71,8 +71,8 @@ def order_row(
     first = plays[0]
     figures = {
         name: BothWorlds(
-            median(find(play.ttft_ns) for play in plays) / _NS_PER_S,
-            median(find(twin.ttft_ns) for twin in twins) / _NS_PER_S,
+            median(find(play.ttft_ns) for play in plays) / NS_PER_S,
+            median(find(twin.ttft_ns) for twin in twins) / NS_PER_S,
         )
         for name, find in _TTFT.items()
     }
@@ -80,7 +80,7 @@ def order_row(
     twin_helps = [twin.first_help_ns for twin in twins if twin.first_help_ns is not None]
     if first.burst.from_start and helps and twin_helps:
         figures["first_help_s"] = BothWorlds(
-            median(helps) / _NS_PER_S, median(twin_helps) / _NS_PER_S
+            median(helps) / NS_PER_S, median(twin_helps) / NS_PER_S
         )
     one_layer_ns = median(layer_ns(play, setting.batch_tokens) for play in plays)
     loads = [play.load_ns for play in plays if play.load_ns is not None]
@@ -91,8 +91,8 @@ def order_row(
         order=first.burst.order,
         queued=first.burst.queued,
         plays=len(plays),
-        layer_s=one_layer_ns / _NS_PER_S,
-        load_s=median(loads) / _NS_PER_S if loads else None,
+        layer_s=one_layer_ns / NS_PER_S,
+        load_s=median(loads) / NS_PER_S if loads else None,
         figures=figures,
     )
 

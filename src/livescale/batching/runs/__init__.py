@@ -1,0 +1,1 @@
+"""One instance alone: requests, their KV blocks, and the next Run."""

@@ -1,0 +1,142 @@
+"""What the machine decides where its user does not: how many workers, and the memory of each.
+
+Pure: sizes in, a configuration and the words about it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+
+import msgspec
+
+from livescale.common.settings import ConfigError, size_text
+from livescale.config.pool import PoolConfig
+from livescale.values.types import Value
+
+_MIB = 1 << 20
+_WORKERS = 3
+"""On processors, where a device is a process: as many as show what scaling is."""
+_KV_BYTES = 256 * _MIB
+_CONTEXTS = 8
+_AUTOMATIC = ("workers", "arena_bytes", "kv_bytes", "host_memory_bytes")
+
+
+class ModelNeed(Value, frozen=True):
+    """What one model takes: its parameters, and the KV of one request as long as it may be."""
+
+    size_bytes: int
+    context_bytes: int
+
+
+class MachineMemory(Value, frozen=True):
+    """What a machine has for a pool: memory that is free, and GPUs (0: workers are processes)."""
+
+    free_bytes: int
+    gpus: int = 0
+
+
+class _Share(Value, frozen=True):
+    """One way to divide the memory: `copies_bytes` on the host (None: a place for one more model,
+    too), `copy_bytes` for the second copy of parameters that some layouts make."""
+
+    arena_bytes: int
+    copies_bytes: int | None
+    copy_bytes: int
+
+
+def fitted(
+    config: PoolConfig, given: Container[str], needs: Sequence[ModelNeed], machine: MachineMemory
+) -> tuple[PoolConfig, str]:
+    """The configuration with what was not given, and one sentence that says it and why.
+
+    Room for the largest model and another one beside it comes first, then a place for one more
+    copy on the host, then second copies of parameters (`weights_layout`), then workers, at last
+    the copies on the host. KV gets half of what is left, for eight full contexts at most. Raises
+    ConfigError where not even one worker fits.
+    """
+    if not needs or all(name in given for name in _AUTOMATIC):
+        return config, ""
+    largest = max(need.size_bytes for need in needs)
+    second = largest if _makes_second_copies(config) else 0
+    for workers, share in _ways(config, given, needs, machine):
+        copies = share.copies_bytes
+        if copies is None:
+            copies = sum(need.size_bytes for need in needs) + largest
+        left = machine.free_bytes - copies - workers * (share.arena_bytes + share.copy_bytes)
+        kv_bytes = _kv_bytes(config, given, needs, left // max(workers, 1), machine.free_bytes)
+        if kv_bytes is not None:
+            chosen = msgspec.structs.replace(
+                config,
+                workers=workers,
+                arena_bytes=share.arena_bytes,
+                kv_bytes=kv_bytes,
+                host_memory_bytes=share.copies_bytes,
+                weights_layout=config.weights_layout if share.copy_bytes == second else "compiled",
+            )
+            return chosen, _words(chosen, copies, machine)
+    raise ConfigError(
+        f"the machine has {size_text(machine.free_bytes)} of free memory: too little for a model of"
+        f" {size_text(largest)} with its KV cache (arena_bytes, kv_bytes, workers)"
+    )
+
+
+def _ways(
+    config: PoolConfig, given: Container[str], needs: Sequence[ModelNeed], machine: MachineMemory
+) -> Iterator[tuple[int, _Share]]:
+    """From the best to the most frugal."""
+    largest = max(need.size_bytes for need in needs)
+    copies = sum(need.size_bytes for need in needs)
+    least = max(1, sum(model.instances_min for model in config.models))
+    counts = range(max(_WORKERS, least), least - 1, -1)
+    if "workers" in given or config.listen is not None:
+        counts = range(config.workers, config.workers - 1, -1)
+    elif machine.gpus:
+        counts = range(machine.gpus, machine.gpus - 1, -1)
+    second = largest if _makes_second_copies(config) else 0
+    roomy = max(config.arena_bytes, _whole_mib(2 * largest))
+    arenas = (config.arena_bytes,) if "arena_bytes" in given else (roomy, _whole_mib(largest))
+    shares = [_Share(arena, None, second) for arena in arenas]
+    shares += [_Share(arenas[-1], copies, second), _Share(arenas[-1], copies, 0)]
+    if "host_memory_bytes" in given:
+        own = config.host_memory_bytes
+        shares = [msgspec.structs.replace(share, copies_bytes=own) for share in shares]
+    yield from ((count, share) for count in counts for share in shares)
+    if "host_memory_bytes" not in given:
+        yield from ((count, _Share(arenas[-1], 0, 0)) for count in counts)
+
+
+def _makes_second_copies(config: PoolConfig) -> bool:
+    return config.device == "cpu" and config.weights_layout in ("auto", "packed")
+
+
+def _kv_bytes(
+    config: PoolConfig,
+    given: Container[str],
+    needs: Sequence[ModelNeed],
+    left_bytes: int,
+    free_bytes: int,
+) -> int | None:
+    """Of one worker, which has so much left for it (None: it is too little: less than one full
+    context, or a quarter of the machine's where that is less)."""
+    if "kv_bytes" in given or config.device != "cpu":
+        return config.kv_bytes if config.kv_bytes <= left_bytes else None
+    context = max(need.context_bytes for need in needs)
+    if left_bytes < min(context, free_bytes // 4):
+        return None
+    most = max(_KV_BYTES, _whole_mib(_CONTEXTS * context))
+    share = max(left_bytes // 2, min(context, left_bytes))
+    return min(most, share // _MIB * _MIB)
+
+
+def _whole_mib(size_bytes: int) -> int:
+    return -(-size_bytes // _MIB) * _MIB
+
+
+def _words(config: PoolConfig, copies_bytes: int, machine: MachineMemory) -> str:
+    workers = "1 worker" if config.workers == 1 else f"{config.workers} workers"
+    copies = f"{size_text(copies_bytes)} for copies on the host" if copies_bytes else "no host copy"
+    return (
+        f"memory: {size_text(machine.free_bytes)} free: {workers} with"
+        f" {size_text(config.arena_bytes)} for parameters and {size_text(config.kv_bytes)} for KV"
+        f" each, {copies} (--help: --workers, --arena-bytes, --kv-bytes, --host-memory-bytes)"
+    )
