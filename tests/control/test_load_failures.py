@@ -39,7 +39,7 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.values.types import HoldingId, WorkerRef
+from livescale.values.types import IDS_PER_EPOCH, HoldingId, WorkerRef
 
 RETRY_NS = 100 * MS
 CONFIG = ControllerConfig((), 0, load_retry_ns=RETRY_NS, load_retry_ns_max=8 * RETRY_NS)
@@ -90,6 +90,26 @@ def test_each_trial_waits_longer_up_to_a_bound_and_together_loads_count_once(
     failures.ended_well()
     assert failures.problem is None
     assert failures.blocked_until_ns == 0
+
+
+@given(plan=st.integers(1, 9), later_ns=st.integers(1, 9 * RETRY_NS), is_death=st.booleans())
+def test_a_pause_follows_what_another_life_ordered_and_loads_under_way_together_prolong_none(
+    plan: int, later_ns: int, is_death: bool
+) -> None:
+    """While two controllers act, the one learns of the other's later loads when workers join it:
+    their numbers say nothing of when they were ordered."""
+    first = IDS_PER_EPOCH + plan
+    failures = LoadFailures(msgspec.structs.replace(CONFIG, epoch=1))
+    failures.failed(0, first, first + 9, "why", has_copy=False)
+    assert failures.blocked_until_ns == RETRY_NS
+    failures.failed(later_ns, first + 1, first + 9, "why", has_copy=False)
+    assert failures.blocked_until_ns == RETRY_NS
+    if is_death:
+        failures.died(later_ns, plan, first + 9, "why")
+    else:
+        failures.failed(later_ns, plan, first + 9, "why", has_copy=False)
+    assert failures.blocked_until_ns == later_ns + RETRY_NS
+    assert (failures.in_a_row, failures.problem) == (1, None)
 
 
 def test_requests_of_a_model_that_cannot_be_loaded_fail_with_the_reason() -> None:

@@ -14,6 +14,8 @@ import msgspec
 RequestId = str
 InstanceId = int
 PlanId = int
+IDS_PER_EPOCH = 1_000_000
+"""A life of the controller numbers its plans and instances from its epoch times this on."""
 
 SEQUENCES_MAX = 64
 """Requests that an instance computes at once, its places, unless something else is configured."""

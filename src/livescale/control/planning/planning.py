@@ -23,9 +23,7 @@ from livescale.control.state.model_state import ModelState
 from livescale.control.state.pool import ParameterPool
 from livescale.messages.scale_plan import ScalePlan
 from livescale.values.copy_strategies import CacheCopies, KeyStageCopies
-from livescale.values.types import FromWorker, WorkerRef
-
-_IDS_PER_EPOCH = 1_000_000
+from livescale.values.types import IDS_PER_EPOCH, FromWorker, WorkerRef
 
 
 class Planning:
@@ -38,7 +36,7 @@ class Planning:
         self._fleet = fleet
         self._pool = pool
         self._loads = loads
-        self._last_id = config.epoch * _IDS_PER_EPOCH
+        self._last_id = config.epoch * IDS_PER_EPOCH
         #: the shape of what plans are made for
         self.cluster = KnownCluster(config, fleet)
         #: by model: what stood when its next load was predicted, and how long that should take

@@ -9,7 +9,7 @@ it loads may have died of the model: the next one is tried at once, a third one 
 from __future__ import annotations
 
 from livescale.control.state.config import ControllerConfig
-from livescale.values.types import PlanId
+from livescale.values.types import IDS_PER_EPOCH, PlanId
 
 #: workers that died one after the other while they loaded a model: that many it may cost at once
 DEATHS_MAX = 2
@@ -36,17 +36,23 @@ class LoadFailures:
         """A load of the plan failed, while there was a copy in memory or not; `newest` is the last
         plan that was made for any model.
 
-        Loads that were under way together count as one: they failed for one reason.
+        Loads that were under way together count as one: they failed for one reason. Of a load that
+        another life of the controller ordered it is not known whether it was: a pause follows it,
+        counted or not.
         """
-        if self._counts(plan, newest, reason):
+        is_counted = self._counts(plan, newest, reason)
+        if is_counted:
             self.in_a_row += 1
             self._with_copy += has_copy
+        if is_counted or not self._is_own(plan):
             self._block(now_ns)
 
     def died(self, now_ns: int, plan: PlanId, newest: PlanId, reason: str) -> None:
         """A worker was lost while it loaded. One such death may be no fault of the model: the next
         worker is tried at once. After a second the model cannot be loaded."""
         if not self._counts(plan, newest, reason):
+            if not self._is_own(plan):
+                self._block(now_ns)
             return
         self._deaths += 1
         if self._deaths >= DEATHS_MAX:
@@ -77,8 +83,11 @@ class LoadFailures:
             self._newest = newest
         return is_first
 
+    def _is_own(self, plan: PlanId) -> bool:
+        return plan // IDS_PER_EPOCH == self._config.epoch
+
     def _block(self, now_ns: int) -> None:
-        pause_ns = self._config.load_retry_ns << min(self.in_a_row - 1, 32)
+        pause_ns = self._config.load_retry_ns << min(max(self.in_a_row, 1) - 1, 32)
         self.blocked_until_ns = now_ns + min(pause_ns, self._config.load_retry_ns_max)
 
     def __repr__(self) -> str:
