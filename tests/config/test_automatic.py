@@ -83,6 +83,12 @@ def test_what_was_given_stays(found: list[ModelNeed], own: dict[str, int]) -> No
     assert {name: getattr(config, name) for name in own} == own
 
 
+def test_what_was_given_and_does_not_fit_is_left_to_the_check_that_names_it() -> None:
+    config = pool(arena_bytes=1024 * GIB)
+    found = fitted(config, {"arena_bytes"}, [ModelNeed(30 * MIB, 8 * MIB)], MachineMemory(GIB))
+    assert found == (config, "")
+
+
 def test_a_model_of_8_gb_is_served_by_24_gib() -> None:
     eight = [ModelNeed(8 * 10**9, 512 * MIB)]
     config, words = fitted(pool(), (), eight, MachineMemory(23 * GIB))

@@ -26,7 +26,7 @@ def pool_of(
     path = tmp_path / "pool.yaml"
     given = "" if limit is None else f", max_model_tokens: {limit}"
     path.write_text(
-        f"kv_bytes: {kv_bytes}\nblock_tokens: {BLOCK_TOKENS}\n"
+        f"kv_bytes: {kv_bytes}\ntuning: {{block_tokens: {BLOCK_TOKENS}}}\n"
         f"models:\n  - {{path: '{model}', name: m{given}}}\n"
     )
     return load_config(path, [], {}, {})

@@ -16,7 +16,7 @@ BLOCK_TOKENS = 128
 def prepared(model: Path, tmp_path: Path, kv_bytes: int, limits: str, workers: int) -> CatalogEntry:
     path = tmp_path / "pool.yaml"
     path.write_text(
-        f"workers: {workers}\nkv_bytes: {kv_bytes}\nblock_tokens: {BLOCK_TOKENS}\n"
+        f"workers: {workers}\nkv_bytes: {kv_bytes}\ntuning: {{block_tokens: {BLOCK_TOKENS}}}\n"
         f"models:\n  - {{path: '{model}', {limits}}}\n"
     )
     [entry] = prepare_models(load_config(path, [], {}, {}))

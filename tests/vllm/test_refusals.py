@@ -104,7 +104,8 @@ def test_kernels_of_gpus_have_no_such_limits(tmp_path: Path) -> None:
 
 def settings(tmp_path: Path, model: Path, entry: str = "", **given: object) -> dict[str, Any]:
     file = tmp_path / "pool.yaml"
-    file.write_text(f"models:\n  - path: {model}\n{entry}")
+    tuned = {"weights_layout": given.pop("weights_layout", "auto")}
+    file.write_text(f"tuning: {json.dumps(tuned)}\nmodels:\n  - path: {model}\n{entry}")
     sizes = {"port": 0, "workers": 2, "arena_bytes": "8MiB", "kv_bytes": "8MiB"}
     values = {"device": "vllm", "worker_python": sys.executable, **sizes, **given}
     return {"path": file, "model_paths": [], "environ": {}, "flags": values}

@@ -52,7 +52,7 @@ def fitted(
     Room for the largest model and another one beside it comes first, then a place for one more
     copy on the host, then second copies of parameters (`weights_layout`), then workers, at last
     the copies on the host. KV gets half of what is left, for eight full contexts at most. Raises
-    ConfigError where not even one worker fits.
+    ConfigError where nothing was given and not even one worker fits.
     """
     if not needs or all(name in given for name in _AUTOMATIC):
         return config, ""
@@ -74,6 +74,8 @@ def fitted(
                 weights_layout=config.weights_layout if share.copy_bytes == second else "compiled",
             )
             return chosen, _words(chosen, copies, machine)
+    if any(name in given for name in _AUTOMATIC):
+        return config, ""  # what was given does not fit, and is told where it is checked
     raise ConfigError(
         f"the machine has {size_text(machine.free_bytes)} of free memory: too little for a model of"
         f" {size_text(largest)} with its KV cache (arena_bytes, kv_bytes, workers)"
