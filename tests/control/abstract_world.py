@@ -32,6 +32,7 @@ from livescale.values.types import (
     PlanId,
     RequestId,
     WorkerRef,
+    gateway_of,
 )
 
 DEVICE = Device("abstract", "h", "l", 1000, 1000)
@@ -210,6 +211,24 @@ class AbstractWorld:
             ended = events.RequestEnded(request, record.attempt, outcome, worker=worker.ref)
             worker.answers.append(ended)
             self._report(worker)
+
+    def lose_gateway(self, gateway: str, is_told: bool) -> None:
+        """All that its clients asked for is over. A worker that it had sent an attempt reports its
+        end, if `is_told`; else it had sent none."""
+        for request in [request for request in self.requests if gateway_of(request) == gateway]:
+            record = self.requests.pop(request)
+            if record.worker is None:
+                continue
+            worker = self.members[record.worker.worker]
+            del worker.requests[request]
+            if is_told:
+                outcome, attempt = Outcome.CANCELLED, record.attempt
+                worker.answers.append(
+                    events.RequestEnded(request, attempt, outcome, worker=worker.ref)
+                )
+            self._report(worker)
+        if self.has_gateway:
+            self.waiting.append(events.GatewayLost(gateway))
 
     def finish(self, request: RequestId, outcome: Outcome) -> None:
         """The worker that runs the request ends it."""
@@ -507,7 +526,7 @@ class AbstractWorld:
             assert holding is not None, order
             # The controller may not have received that this worker has taken them over.
             batches = [w.requests for w in member.answers if isinstance(w, events.BatchTaken)]
-            taken = [request for batch in batches for request, _ in batch]
+            taken = [request for batch in batches for request, *_ in batch]
             assert all(r in taken for r in member.requests), f"{order}, {member.requests}"
         self._give_back(member, is_announced=False)
         if holding is not None and not holding.is_whole and not self.is_late:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from stories import (
     DEVICE,
     MS,
@@ -53,6 +55,7 @@ from livescale.messages.events import (
     CapacityMeasured,
     FeedFailed,
     FirstByteArrived,
+    GatewayLost,
     HoldingCompleted,
     HoldingDropped,
     HoldingFailed,
@@ -279,6 +282,39 @@ def test_a_cancelled_request_is_not_tried_again() -> None:
     step(controller, 1, arrived("r"), arrived("never-sent", 1))
     assert step(controller, 2, RequestCancelled("r"), WorkerLost(W[0], "gone")) == []
     assert list(controller.router.requests) == ["never-sent"]
+
+
+@given(sent=st.integers(0, 6), waits=st.integers(0, 6), ends=st.permutations(range(6)))
+def test_a_lost_gateway_leaves_no_place_taken(sent: int, waits: int, ends: list[int]) -> None:
+    """Whichever of its dispatches had reached a worker, and whatever is reported of them later."""
+    controller = serving(workers=1, instances=1, sequences_max=6, dispatched_ahead_max=0)
+    lost = [f"lost-{number}" for number in range(sent + waits)]
+    first = step(controller, 1, *[arrived(request) for request in lost])
+    kept = [f"kept-{number}" for number in range(8)]
+    step(controller, 2, *[arrived(request) for request in kept])
+    cancelled = [RequestCancelled(request) for request in lost[:1]]
+    commands = step(controller, 3, *cancelled, GatewayLost("lost"))
+    gone = len([c for c in first if isinstance(c, Dispatch)])
+    given_to = [c.request for c in commands if isinstance(c, Dispatch)]
+    assert given_to == kept[6 - gone : 6] if gone else not given_to
+    assert [*controller.router.requests] == kept
+    stale = controller.stale_events
+    late = [f"lost-{number}" for number in ends if number < gone]
+    step(controller, 4, *[RequestEnded(r, 1, Outcome.CANCELLED, 0, W[0]) for r in late])
+    assert controller.stale_events == stale + len(late)
+    assert [*controller.router.requests] == kept
+
+
+def test_a_gateway_that_begins_anew_announces_what_it_still_answers_for() -> None:
+    controller = serving(workers=1, instances=1)
+    step(controller, 1, arrived("web-1"), RequestCancelled("web-1"))
+    step(controller, 2, arrived("web-2"))
+    again = msgspec.structs.replace(arrived("web-2"), attempt=0)
+    assert step(controller, 3, GatewayLost("web"), again) == [Dispatch("web-2", 1, 101, W[0])]
+    runs = msgspec.structs.replace(again, attempt=1, worker=W[0])
+    assert step(controller, 4, GatewayLost("web"), runs) == []
+    step(controller, 5, finished("web-2"))
+    assert controller.router.requests == {}
 
 
 def test_a_cancelled_waiting_request_is_forgotten() -> None:

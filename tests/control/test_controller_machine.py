@@ -30,6 +30,7 @@ from livescale.values.types import InstanceState, ModelSpec, Outcome, agent_ref
 
 MS = 1_000_000
 NUMBERS = range(5)
+GATEWAYS = ("head", "web")
 HOSTS = [agent_ref(number).worker for number in range(2)]
 MODELS_MAX = 4
 SCALINGS = [TargetOngoing(2000, 900, 20 * MS), SloAim(20 * MS, 50 * MS, 10 * MS), None]
@@ -184,7 +185,7 @@ class ControllerMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.arrivals += 1
             model = self.served()[-1 if last else 0]
-            self.world.arrive(f"r{self.arrivals}", model, tokens)
+            self.world.arrive(f"{GATEWAYS[self.arrivals % 2]}-{self.arrivals}", model, tokens)
 
     def served(self) -> list[str]:
         return [name for name in self.world.policies if name not in self.world.leaving]
@@ -193,6 +194,10 @@ class ControllerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         self.world.cancel(data.draw(st.sampled_from(sorted(self.world.requests))))
+
+    @rule(gateway=st.sampled_from(GATEWAYS), is_told=st.booleans())
+    def lose_gateway(self, gateway: str, is_told: bool) -> None:
+        self.world.lose_gateway(gateway, is_told)
 
     @precondition(lambda self: any(r.worker for r in self.world.requests.values()))
     @rule(data=st.data(), outcome=st.sampled_from([Outcome.FINISHED, Outcome.FAILED]))

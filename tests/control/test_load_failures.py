@@ -22,6 +22,7 @@ from stories import (
     make_policy,
     rejoined,
     report,
+    reported,
     serving,
     step,
     whole,
@@ -30,7 +31,7 @@ from stories import (
 from livescale.control.controller import Controller
 from livescale.control.state.config import ControllerConfig
 from livescale.control.state.load_failures import LoadFailures
-from livescale.messages.commands import AnyCommand, FailRequest
+from livescale.messages.commands import AnyCommand, Dispatch, FailRequest
 from livescale.messages.events import (
     AgentJoined,
     AnyEvent,
@@ -39,15 +40,16 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
+from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.types import IDS_PER_EPOCH, HoldingId, WorkerRef
 
 RETRY_NS = 100 * MS
 CONFIG = ControllerConfig((), 0, load_retry_ns=RETRY_NS, load_retry_ns_max=8 * RETRY_NS)
 
 
-def at_zero(workers: int = 1, **config: object) -> Controller:
+def at_zero(workers: int = 1, policy: ModelPolicy | None = None, **config: object) -> Controller:
     settings = {"load_retry_ns": RETRY_NS, "load_retry_ns_max": 8 * RETRY_NS} | config
-    return make_controller(workers, models=(make_policy(least=0),), **settings)
+    return make_controller(workers, models=(policy or make_policy(least=0),), **settings)
 
 
 def fail_loads(controller: Controller, now_ns: int, times: int, *first: AnyEvent) -> int:
@@ -331,3 +333,26 @@ def test_a_load_of_an_earlier_life_fails_though_not_all_its_ranks_have_joined(
     assert not loads_of(step(controller, 2 * MS, *joined(*others, *W[3:6])))
     assert controller.status().models["m"].failed_loads == 1
     assert loads_of(step(controller, 1 + RETRY_NS, Tick())), "the pause is over"
+
+
+@given(there=st.integers(0, 1), comes=st.booleans())
+def test_requests_wait_for_an_instance_of_an_earlier_life_that_is_coming_together(
+    there: int, comes: bool
+) -> None:
+    """Whatever loads of this life come to, and as long as its other rank may come back."""
+    policy = make_policy(least=0, spec=msgspec.structs.replace(SPEC, tp_size=2))
+    controller = at_zero(2, policy, epoch=1, load_failures_max=1)
+    ranks = [report(load_order(7, W[n], 7, None, rank=n, workers=(W[0], W[1]))) for n in range(2)]
+    step(controller, 0, rejoined(ranks[there]), *joined(W[2], W[3]))
+    loads = loads_of(step(controller, MS, arrived("r")))
+    assert len(loads) == 2
+    failures = [HoldingFailed(load.holding, "it is gone") for load in loads]
+    commands = step(controller, 2 * MS, *failures)
+    assert controller.status().models["m"].problem == "it is gone"
+    assert not failed(commands)
+    if comes:
+        commands = step(controller, 3 * MS, rejoined(ranks[1 - there]), reported(7))
+        assert [c.request for c in commands if isinstance(c, Dispatch)] == ["r"]
+    else:
+        commands = step(controller, 3 * MS, *joined(W[1 - there]))
+        assert failed(commands) == ["r"]

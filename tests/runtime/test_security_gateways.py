@@ -25,7 +25,7 @@ from livescale.clusters.topology import Device
 from livescale.common.addresses import address_text, parse_address
 from livescale.common.credentials import Credentials
 from livescale.messages.attempts import Cancel, Disown
-from livescale.messages.commands import ReleaseHolding
+from livescale.messages.commands import Dispatch, ReleaseHolding
 from livescale.messages.epochs import Acting, Fenced
 from livescale.messages.events import (
     HoldingCompleted,
@@ -53,7 +53,7 @@ from livescale.runtime.wire.protocol import (
 )
 from livescale.runtime.wire.token import JoinToken
 from livescale.runtime.wire.wire_channel import Wire, open_wire
-from livescale.values.types import HoldingId, Outcome, WorkerRef
+from livescale.values.types import SEQUENCES_MAX, HoldingId, Outcome, WorkerRef
 from slowness import patient
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -381,6 +381,29 @@ def test_a_gateway_meddles_with_no_other_ones_requests_at_workers(
                     await rogue.worker(peer, GatewayHello("rogue"), Disown(other, attempt))
 
     check(asyncio.run(streams_while(head, meddle)), right)
+
+
+def test_a_gateway_that_is_lost_before_it_sends_requests_on_takes_no_place(
+    head: LocalPool, cluster: Cluster
+) -> None:
+    """The workers, which never hear of them, report no end."""
+    right = right_tokens_of(head)
+    rogue = Rogue(head, cluster)
+
+    async def take_places_and_go() -> None:
+        wire = await rogue.controller()
+        wire.send(GatewayHello("lost"))
+        for number in range(4 * SEQUENCES_MAX):
+            wire.send(RequestArrived(f"lost-{number}", "tiny", 1, 1))
+        dispatched = 0
+        while dispatched < SEQUENCES_MAX:
+            message = await wire.receive()
+            assert message is not None, wire.error
+            dispatched += isinstance(message, Dispatch)
+        wire.break_off("lost")
+
+    asyncio.run(take_places_and_go())
+    check(asyncio.run(streams_while(head, nothing)), right)
 
 
 def test_a_gateway_ends_no_controller(head: LocalPool, cluster: Cluster) -> None:

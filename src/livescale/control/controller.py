@@ -129,6 +129,7 @@ class Controller:
             events.MembersLeave: self.leaving.members_leave,
             events.RequestArrived: self.attempts.arrived,
             events.RequestCancelled: self.attempts.cancelled,
+            events.GatewayLost: self.attempts.gateway_lost,
             events.RequestEnded: self.attempts.ended,
             events.BatchTaken: self._batch_taken,
             events.KvTaken: news.kv_taken,
@@ -249,9 +250,11 @@ class Controller:
     def _fail_unloadable(self) -> None:
         """Requests of models that cannot be loaded do not wait for what may never come.
 
-        Not while an instance is or comes there, or a copy in memory of which no load has failed,
-        nor when the next load may be tried: the request that waits then is why it is tried.
+        Not while an instance is or comes there, be it one of an earlier life of which some ranks
+        have not come back yet, or a copy in memory of which no load has failed, nor when the next
+        load may be tried: the request that waits then is why it is tried.
         """
+        incomplete = {copy.model for copy in self.pool.incomplete()}
         for part in sorted(self.router.parts_waiting()):
             state = self.models[part.model]
             failures, reason = state.load_failures, state.load_failures.problem
@@ -261,6 +264,7 @@ class Controller:
             has_copy = not failures.is_of_copies and self.planning.has_copy(state)
             instances = self.fleet.of_parts(state.keys)
             is_there = any(not instance.is_released for instance in instances)
+            is_there = is_there or part.model in incomplete
             if not (has_copy or is_there or self.pool.spares(part.model)):
                 self._commands += self.attempts.fail_waiting(part, reason, left_ns)
 

@@ -99,6 +99,13 @@ class RequestCancelled(Event, frozen=True):
     request: RequestId
 
 
+class GatewayLost(Event, frozen=True):
+    """The gateway of this name is gone, or begins anew: all that it asked for is over, with no
+    further word of it. What it still answers for it announces when it is back."""
+
+    gateway: str
+
+
 class RequestEnded(Event, frozen=True):
     """Terminal for Dispatch. `output_tokens` counts the tokens of this attempt.
 
@@ -348,6 +355,7 @@ AnyEvent = (
     | MembersLeave
     | RequestArrived
     | RequestCancelled
+    | GatewayLost
     | RequestEnded
     | InstanceReported
     | BatchTaken

@@ -12,6 +12,8 @@ import hashlib
 import msgspec
 
 RequestId = str
+"""The name of the gateway that answers for the request, "-", and a number."""
+
 InstanceId = int
 PlanId = int
 IDS_PER_EPOCH = 1_000_000
@@ -22,6 +24,11 @@ SEQUENCES_MAX = 64
 
 LAYOUT_VERSION = 1
 """Changes whenever the bytes of an arena are laid out differently for the same model."""
+
+
+def gateway_of(request: RequestId) -> str:
+    """The name of the gateway that answers for the request."""
+    return request.rpartition("-")[0]
 
 
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

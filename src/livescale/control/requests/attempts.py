@@ -13,9 +13,15 @@ from livescale.control.requests.router_rows import RequestRecord
 from livescale.control.state.config import ControllerConfig
 from livescale.control.state.model_state import ModelState
 from livescale.messages.commands import FailRequest
-from livescale.messages.events import BatchTaken, RequestArrived, RequestCancelled, RequestEnded
+from livescale.messages.events import (
+    BatchTaken,
+    GatewayLost,
+    RequestArrived,
+    RequestCancelled,
+    RequestEnded,
+)
 from livescale.values.stages import stage_name
-from livescale.values.types import Outcome, Part, WorkerRef
+from livescale.values.types import Outcome, Part, WorkerRef, gateway_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +134,15 @@ class Attempts:
         else:
             record.is_cancelled = True
         return True
+
+    def gateway_lost(self, event: GatewayLost, _now_ns: int) -> bool:
+        """Its requests are forgotten at once. Whether it had sent a worker the last attempt nobody
+        can say: a worker that has it gives it up, and what that reports is late."""
+        requests = self._router.requests.values()
+        lost = [record for record in requests if gateway_of(record.id) == event.gateway]
+        for record in lost:
+            self._router.end(record)
+        return bool(lost)
 
     def ended(self, event: RequestEnded, now_ns: int) -> bool:
         record = self._router.requests.get(event.request)

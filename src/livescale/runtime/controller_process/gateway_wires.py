@@ -1,6 +1,4 @@
-"""The gateways of a pool, as its controller has them: their wires, which of them answers for which
-request, and what each of them asked.
-"""
+"""The gateways of a pool, as its controller has them: their wires, and what each of them asked."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from livescale.runtime.wire import protocol
 from livescale.runtime.wire.gateway_rights import is_its_request, may_have_name
 from livescale.runtime.wire.wire_channel import Wire
 from livescale.telemetry.record.record import RequestLine
-from livescale.values.types import RequestId, WorkerRef
+from livescale.values.types import RequestId, WorkerRef, gateway_of
 
 _log = logging.getLogger(__name__)
 
@@ -42,8 +40,6 @@ class GatewayWires:
         self._over = over
         self._examine = examine
         self._wires: dict[str, _Wire] = {}
-        #: unfinished requests and the gateway that answers for them
-        self._gateway_of: dict[RequestId, str] = {}
         #: who asked what the members hold
         self._examiners: dict[str, _Wire] = {}
         #: answers that are being worked out
@@ -57,8 +53,8 @@ class GatewayWires:
     def send_for(
         self, request: RequestId, command: commands.Dispatch | commands.FailRequest
     ) -> bool:
-        """To the gateway that answers for the request; False if none does any more."""
-        wire = self._wires.get(self._gateway_of.get(request, ""))
+        """To the gateway that answers for the request; False if it is gone."""
+        wire = self._wires.get(gateway_of(request))
         if wire is not None:
             wire.send(command)
         return wire is not None
@@ -80,6 +76,10 @@ class GatewayWires:
             _log.warning("a gateway that calls itself %s, which another one is, is cut off", name)
             wire.close()
             return
+        if name in self._wires:
+            # It has noticed first that its wire had broken, and announces all that is not over.
+            self._wires[name].break_off("it has connected again")
+            self._forget(name)
         self._wires[name] = wire
         for one in known:
             wire.send(one)
@@ -90,7 +90,7 @@ class GatewayWires:
                 break
         _log.info("gateway %s is gone: %s", name, wire.error)
         if self._wires.get(name) is wire:
-            self._forget(name, wire)
+            self._forget(name)
 
     # -- helpers, in the order used -------------------------------------------------------------
 
@@ -100,13 +100,10 @@ class GatewayWires:
         if request is not None and not is_its_request(name, request):
             return False
         if isinstance(message, protocol.RequestTimed):
-            self._gateway_of.pop(message.line.request, None)
             self._over(message.line)
         elif isinstance(
             message, events.RequestArrived | events.RequestCancelled | events.RequestEnded
         ):
-            if isinstance(message, events.RequestArrived):
-                self._gateway_of[message.request] = name
             self._push(message)
         elif isinstance(message, _Question):
             task = asyncio.create_task(self._answer(wire, message))
@@ -127,14 +124,12 @@ class GatewayWires:
         else:
             wire.send(await self._publication.answer(asked))
 
-    def _forget(self, name: str, wire: _Wire) -> None:
-        """No one waits for what its clients asked."""
-        del self._wires[name]
+    def _forget(self, name: str) -> None:
+        """No one waits for what it asked."""
+        wire = self._wires.pop(name)
         for call in [call for call, asker in self._examiners.items() if asker is wire]:
             del self._examiners[call]
-        for request in [r for r, g in self._gateway_of.items() if g == name]:
-            del self._gateway_of[request]
-            self._push(events.RequestCancelled(request))
+        self._push(events.GatewayLost(name))
 
     def __repr__(self) -> str:
         return f"<GatewayWires {', '.join(self._wires) or 'empty'}>"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from livescale.runtime.wire.wire_channel import Wire
-from livescale.values.types import RequestId
+from livescale.values.types import RequestId, gateway_of
 
 
 def may_have_name(name: str, wire: Wire[Any], wires: Mapping[str, Wire[Any]]) -> bool:
@@ -21,4 +21,4 @@ def may_have_name(name: str, wire: Wire[Any], wires: Mapping[str, Wire[Any]]) ->
 
 def is_its_request(name: str, request: RequestId) -> bool:
     """Whether the gateway of this name answers for the request."""
-    return request.startswith(f"{name}-")
+    return gateway_of(request) == name

@@ -10,7 +10,7 @@ from livescale.messages import commands, events
 from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
-from livescale.values.types import HoldingId, InstanceId, Outcome, RequestId, WorkerRef
+from livescale.values.types import HoldingId, InstanceId, Outcome, RequestId, WorkerRef, gateway_of
 
 _Order = commands.StartHolding | commands.DropHolding
 _OrderKey = tuple[type[_Order], HoldingId]
@@ -71,6 +71,11 @@ class AnswerChecker:
                 self._cancelled[event.request] = None
             else:
                 self.over[event.request] = None
+        elif isinstance(event, events.GatewayLost):
+            for request in [r for r in self._attempts if gateway_of(r) == event.gateway]:
+                self._cancelled.pop(request, None)
+                self.running.pop(request, None)
+                self.over[request] = None
         elif isinstance(event, events.BatchTaken):
             self._taken(event)
         elif isinstance(event, events.HoldingCompleted | events.HoldingFailed):

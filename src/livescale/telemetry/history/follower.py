@@ -63,6 +63,7 @@ class Follower:
             commands.Dispatch: self._requests.dispatched,
             events.RequestEnded: self._requests.over,
             events.RequestCancelled: self._requests.over,
+            events.GatewayLost: self._requests.gateway_lost,
             commands.FailRequest: self._requests.over,
         }
 

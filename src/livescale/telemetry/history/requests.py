@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from livescale.messages import commands, events
-from livescale.values.types import RequestId, WorkerRef
+from livescale.values.types import RequestId, WorkerRef, gateway_of
 
 
 class RequestsFollowed:
@@ -41,6 +41,13 @@ class RequestsFollowed:
         # A request whose attempt has ended elsewhere may still wait.
         if not isinstance(message, events.RequestEnded):
             self._waiting.pop(message.request, None)
+
+    def gateway_lost(self, event: events.GatewayLost) -> None:
+        """All that it asked for is over."""
+        known = (*self.running, *self._waiting)
+        for request in [request for request in known if gateway_of(request) == event.gateway]:
+            self.running.pop(request, None)
+            self._waiting.pop(request, None)
 
     def lost(self, worker: WorkerRef) -> int:
         """Nothing runs there any more. Returns how many requests did."""
