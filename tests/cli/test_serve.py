@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -96,6 +97,24 @@ def body(max_tokens: int, stream: bool = True) -> dict[str, object]:
         "stream": stream,
         "return_token_ids": True,
     }
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_the_request_that_is_printed_is_answered(
+    tiny_model: Path, tmp_path: Path, has_keys: bool
+) -> None:
+    (tmp_path / "keys").write_text("secret\n")
+    keys = ("--api-key-file", tmp_path / "keys") if has_keys else ()
+    with serve(tiny_model, "--port", 0, *steady(), "--workers", 1, *keys) as running:
+        curl = shlex.split(running.wait_until_printed(r"^try: (.*)")[1].replace("$KEY", "secret"))
+        assert curl[0] == "curl"
+        options = list(zip(curl[2::2], curl[3::2], strict=True))
+        headers = dict(value.split(": ", 1) for option, value in options if option == "-H")
+        answer = httpx.post(
+            curl[1], headers=headers, content=dict(options)["-d"], timeout=patient(60)
+        )
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] == 16
 
 
 def test_a_full_queue_is_refused_and_ctrl_c_lets_streams_finish(tiny_model: Path) -> None:

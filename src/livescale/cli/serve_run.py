@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable
@@ -66,6 +68,7 @@ async def serve(
         if ready.done():
             ready.result()
             print(f"ready after {time.monotonic() - started:.1f} s: {pool.base_url}/v1")
+            print(f"try: {first_request(config, pool.base_url)}")
             print("Ctrl-C drains and stops.", flush=True)
             await pool.or_failure(stop)
         ready.cancel()
@@ -76,6 +79,17 @@ async def serve(
             loop.add_signal_handler(number, lambda: asyncio.ensure_future(pool.kill()))
     print("stopped")
     return 0
+
+
+def first_request(config: PoolConfig, base_url: str) -> str:
+    """A command that asks the first model for some tokens, or publishes one where there is none."""
+    if not config.models:
+        return "livescale models add DIRECTORY"
+    authority = f" --cacert {config.ssl_certfile}" if config.ssl_certfile else ""
+    key = ' -H "authorization: Bearer $KEY"' if config.api_key_file else ""
+    body = json.dumps({"model": config.models[0].name, "prompt": "Hello", "max_tokens": 16})
+    words = ["curl", f"{base_url}/v1/completions", "-H", "content-type: application/json"]
+    return f"{shlex.join(words)}{authority}{key} -d {shlex.quote(body)}"
 
 
 _PLAIN_TEXT = (
