@@ -29,6 +29,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: tests of the real stage that may pass at the second try, in one run
 FLAKY_MAX = 3
+FIRST_TRY_LINES = 40
 
 stages.hook()
 
@@ -162,6 +163,12 @@ def pytest_fixture_setup(
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for report in terminalreporter.stats.get("rerun", []):
+        # What forgives a first failure must not hide its cause.
+        terminalreporter.write_line(f"first try of {report.nodeid}:")
+        for text in (report.longreprtext, *(content for _, content in report.sections)):
+            for line in text.splitlines()[-FIRST_TRY_LINES:]:
+                terminalreporter.write_line(f"    {line}")
     for name in _flaky(terminalreporter):
         terminalreporter.write_line(f"flaky: {name}")
 
