@@ -22,6 +22,7 @@ from livescale.common.credentials import Credentials
 from livescale.common.interpreter import module_words
 from livescale.common.private_files import is_private
 from livescale.common.settings import ConfigError
+from livescale.config.settings.removed import instead_of
 from livescale.runtime.join.cluster_folder import ClusterFolder
 from livescale.runtime.join.head_talk import JoinError
 from livescale.runtime.wire.token import make_token, read_token
@@ -53,6 +54,13 @@ def refusal(*words: object, command: str = "join") -> str:
     code, _, error = livescale(command, *COMMANDS[command], *words)
     assert code == 2
     return error.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", join.REMOVED)
+def test_a_flag_that_is_gone_is_refused_with_what_replaces_it(name: str, token: Path) -> None:
+    flag = "--" + name.replace("_", "-")
+    said = refusal("127.0.0.1:1", "--token-file", token, flag, "1")
+    assert f"argument {flag}: no setting any more: {instead_of(name)}" in said
 
 
 @each_command

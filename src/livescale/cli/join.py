@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import math
 import os
 import signal
@@ -22,6 +23,7 @@ from livescale.common.addresses import parse_address
 from livescale.common.errors import UserError
 from livescale.common.settings import Setting, read_values
 from livescale.config.pool import SETTINGS, WORKERS_MAX
+from livescale.config.settings.removed import instead_of
 from livescale.runtime.join.head_talk import JoinError, way_to
 from livescale.runtime.join.joined_host import JoinedAs, JoinedHost
 from livescale.runtime.layout.worker_python import check_worker_python, gpus_of
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
 _OWN = (
     *("tls_dir", "worker_python", "device", "worker_threads", "timed_profile"),
     *("arena_bytes", "kv_bytes", "host_memory_bytes", "log_level"),
+)
+REMOVED = (
+    *("weights_layout", "timed_run_us", "timed_token_us", "resident_bytes"),
+    *("uplink_bytes_per_s", "downlink_bytes_per_s", "storage_bytes_per_s"),
 )
 _SETTINGS = tuple(setting for setting in SETTINGS if setting.name in _OWN)
 
@@ -57,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("settings of this machine", "default: those of the pool")
     for setting in _SETTINGS:
         add_setting(group, setting)
+    for name in REMOVED:
+        flag, refuse = "--" + name.replace("_", "-"), functools.partial(_refuse_removed, name)
+        parser.add_argument(flag, type=refuse, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def add_joining(parser: argparse.ArgumentParser) -> None:
@@ -111,6 +120,10 @@ def run(arguments: argparse.Namespace) -> int:
     )
     with ServeDisplay(str(settings.get("log_level", "warning"))) as display:
         return asyncio.run(_join(Address(*head), token.secret, joined_as, display, tls))
+
+
+def _refuse_removed(name: str, _value: str) -> None:
+    raise argparse.ArgumentTypeError(f"no setting any more: {instead_of(name)}")
 
 
 async def _join(
