@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -19,17 +20,19 @@ from livescale.common.errors import UserError
 from livescale.config.model import RoleReplicas, RolesConfig
 from livescale.config.pool import PoolConfig
 from livescale.config.reading import add_flags, checked_model, given_flags, load_config
-from livescale.config.slo import parse_slo
+from livescale.config.slo import SloAbsolute, SloRule, parse_slo
 from livescale.engine.files.make import make_model
 from livescale.lab.commands.demo_run import DemoRun, Played, TokenChecks
 from livescale.load.traces import TraceRow, clip
 from livescale.report.comparison import comparison_table
 from livescale.report.html import write_html_report
-from livescale.report.run.live_loads import live_text
+from livescale.report.run.live_loads import live_text, load_stories
 from livescale.report.run.reported_run import ReportedRun
+from livescale.report.run.terminal import seconds, table
 from livescale.report.run_report import run_text
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record.record import read_record
+from livescale.values.units import NS_PER_MS
 
 _PRESET = "demo"
 # How long the pool may take to shrink again after the last request.
@@ -40,6 +43,8 @@ _SPLIT_TRACE = "gamma:rate=3,cv=3,seconds={},input=1536,output=640"
 """Bursts of requests with answers that are worth instances of their own."""
 # Where lengths must be clipped, this part of the model's limit is for the output.
 _OUTPUT_PART = 4
+_SLO_MULTIPLE = 5
+_NEXT = "next      livescale serve path/to/model, and livescale top while it serves"
 PARTS = ("scaling", "live")
 
 
@@ -110,6 +115,8 @@ def _play_scaling(arguments: argparse.Namespace, folder: Path) -> _Outcome:
     name = "disaggregated" if is_split else "scaling"
     chosen = {
         **(_SPLIT_SETTINGS if is_split else {"hosts": 3}),
+        # Instances are to come because of the load, not ahead of it.
+        "spares_ahead": "none",
         "queue_requests_max": len(load.rows) + 1,
         "record": str(folder / f"{name}.jsonl"),
     }
@@ -123,12 +130,13 @@ def _play_scaling(arguments: argparse.Namespace, folder: Path) -> _Outcome:
     async def play() -> _Outcome:
         async with run.pool():
             await run.until_serving(_SHRINK_S)
+            slo = await _slo(run, load.rows)
             print(f"ready: {run.base_url}/v1; replaying {arguments.seconds} s", flush=True)
             played = await run.play(load.rows, seed=arguments.seed)
             await run.until_small(_SHRINK_S)
-        found = played.reported(name, load.name, parse_slo(config.slo), config.slo)
+        found = played.reported(name, load.name, slo, str(slo))
         checks, record = run.check(played.results), played.record
-        told = f"record    {record} (check it with: livescale replay {record})"
+        told = f"record    {record} (check it with: livescale replay {record})\n{_NEXT}"
         if is_split:
             page = folder / "report.html"
             write_html_report(page, [found], "Prefill and decode on their own instances")
@@ -158,6 +166,19 @@ def _with_roles(config: PoolConfig) -> PoolConfig:
     roles = RolesConfig(prefill=RoleReplicas(), decode=RoleReplicas())
     model = msgspec.structs.replace(config.models[0], roles=roles)
     return msgspec.structs.replace(config, models=(checked_model(model, config),))
+
+
+async def _slo(run: DemoRun, rows: Sequence[TraceRow]) -> SloRule:
+    """What the user chose; else so many times the TTFT of a mean prompt that nothing waits with:
+    a bound that does not grow with the run's own delays. Raises UserError."""
+    if run.config.slo != PoolConfig().slo:
+        return parse_slo(run.config.slo)
+    rate = await _tokens_per_s(Path(str(run.config.record)))
+    prompt_tokens = sum(row.input_tokens for row in rows) / max(len(rows), 1)
+    bound_ms = math.ceil(_SLO_MULTIPLE * prompt_tokens * 1000 / rate)
+    words = f"{_SLO_MULTIPLE} times that of a prompt of {prompt_tokens:.0f} tokens alone"
+    print(f"SLO: a TTFT of {bound_ms} ms, {words}", flush=True)
+    return SloAbsolute(bound_ms * NS_PER_MS)
 
 
 def _clipped(load: Load, request_tokens_max: int) -> Load:
@@ -200,6 +221,7 @@ def _play_live(arguments: argparse.Namespace, folder: Path) -> _Outcome:
         raise UserError(f"--live-order {_BASELINE} is what live scaling is compared with")
     rows: Sequence[TraceRow] = ()
     played: list[Played] = []
+    slos: list[SloRule] = []
     for name in (_BASELINE, order):
         record = str(folder / f"{name}.jsonl")
         load_s = arguments.live_load_seconds
@@ -207,10 +229,11 @@ def _play_live(arguments: argparse.Namespace, folder: Path) -> _Outcome:
         run = DemoRun(config)
         print(f"\n{name}", flush=True)
         print(run.describe(), flush=True)
-        rows, one = asyncio.run(_play_burst(run, rows, arguments))
+        rows, one, slo = asyncio.run(_play_burst(run, rows, arguments))
         played.append(one)
+        slos.append(slo)
     checks = run.check([result for one in played for result in one.results])
-    return _judge(config, (_BASELINE, order), played, checks, folder)
+    return _judge(slos[0], (_BASELINE, order), played, checks, folder)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
@@ -218,17 +241,18 @@ def _play_live(arguments: argparse.Namespace, folder: Path) -> _Outcome:
 
 async def _play_burst(
     run: DemoRun, rows: Sequence[TraceRow], arguments: argparse.Namespace
-) -> tuple[Sequence[TraceRow], Played]:
-    """The rows that were played: the burst is made for the first run, by what the pool says that
-    one instance can compute. Each run waits until the pool knows that."""
+) -> tuple[Sequence[TraceRow], Played, SloRule]:
+    """The rows that were played, and their SLO: the burst is made for the first run, by what the
+    pool says that one instance can compute. Each run waits until the pool knows that."""
     async with run.pool():
         prompt = min(PROMPT_TOKENS, run.request_tokens_max - OUTPUT_TOKENS)
         rate = await _tokens_per_s(Path(str(run.config.record)))
         rows = rows or _burst(prompt, prompt / rate, arguments.live_load_seconds)
         print(f"ready; {len(rows)} prompts of {prompt} tokens at once", flush=True)
+        slo = await _slo(run, rows)
         played = await run.play(rows, seed=arguments.seed)
         await run.until_loaded(3 * arguments.live_load_seconds)
-        return rows, played
+        return rows, played, slo
 
 
 async def _tokens_per_s(record: Path) -> int:
@@ -248,21 +272,20 @@ def _burst(prompt: int, prompt_s: float, load_s: float) -> list[TraceRow]:
 
 
 def _judge(
-    config: PoolConfig,
+    slo: SloRule,
     names: Sequence[str],
     played: Sequence[Played],
     checks: TokenChecks,
     folder: Path,
 ) -> _Outcome:
-    """Both runs against one SLO: where it is a multiple of the mean, that of the first run."""
+    """Both runs against one SLO, that of the first run."""
     # Only here: drawing takes a second to import.
     from livescale.report.pictures.live_picture import NothingToShow, live_picture
 
-    rule = parse_slo(config.slo)
     runs: list[ReportedRun] = []
     for name, one in zip(names, played, strict=True):
-        slo = runs[0].slo if runs else None
-        runs.append(one.reported(name, "a burst of long prompts", slo or rule, config.slo))
+        rule = (runs[0].slo if runs else None) or slo
+        runs.append(one.reported(name, "a burst of long prompts", rule, str(slo)))
     write_html_report(folder / "report.html", runs, "One burst, with and without live scaling")
     try:
         title = "One burst, and a new instance that is waited for or helps at once"
@@ -279,10 +302,31 @@ def _judge(
             comparison_table(runs),
             live_text(runs[1].live_stories, runs[1].started_ns)
             or "no instance was live: the load was not worth it",
+            _in_short(runs, checks),
             f"{checks.text()}\n"
             f"seen      {folder}/live.svg and {folder}/report.html, with the record"
-            " of each run beside them",
+            f" of each run beside them\n{_NEXT}",
         ]
     )
     is_good = checks.wrong == 0 and not any(run.summary.failed for run in runs)
     return _Outcome(text, figures, is_good)
+
+
+def _in_short(runs: Sequence[ReportedRun], checks: TokenChecks) -> str:
+    """What a new instance that helps at once changes, in four figures."""
+    stories = [
+        [story for story in load_stories(run.history) if story.end_ns > run.started_ns]
+        for run in runs
+    ]
+    helped = [
+        min((story.help_s for story in of_run if story.help_s is not None), default=None)
+        for of_run in stories
+    ]
+    ttfts = [run.summary.ttft for run in runs]
+    rows = [
+        ("TTFT, mean", *(seconds(ttft.mean_s if ttft else None) for ttft in ttfts)),
+        ("TTFT, p99", *(seconds(ttft.p99_s if ttft else None) for ttft in ttfts)),
+        ("a new instance helps after", *map(seconds, helped)),
+        ("wrong tokens, both runs", str(checks.wrong), ""),
+    ]
+    return table(["in short", *(run.name for run in runs)], rows)

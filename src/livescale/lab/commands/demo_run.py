@@ -14,12 +14,13 @@ import msgspec
 
 from livescale.common.errors import UserError
 from livescale.config.pool import PoolConfig
-from livescale.config.slo import SloRule
+from livescale.config.slo import SloRule, percentile
 from livescale.lab.bench.base.token_checks import wrong_timed_tokens
 from livescale.lab.client import replayer
 from livescale.load.traces import TraceRow
 from livescale.report.run.reported_run import ReportedRun
 from livescale.report.run.summary import summarize
+from livescale.report.run.terminal import seconds
 from livescale.runtime.supervisor.supervisor import Pool, describe
 from livescale.telemetry.record.record import read_record, with_client_times, write_record
 from livescale.telemetry.record.record_parts import RecordError
@@ -27,7 +28,7 @@ from livescale.values.types import Manifest, Role
 from livescale.values.units import NS_PER_S
 
 _DRAIN_S = 120
-_PROGRESS_S = 5.0
+_PROGRESS_S = 1.0
 _Instances = dict[tuple[str, str], int]
 """How many instances there are by role and state, where there are any."""
 
@@ -114,6 +115,7 @@ class DemoRun:
         self._sent_ns: list[int] = []
         self._done = 0
         self._failed = 0
+        self._ttfts_ns: list[int] = []
 
     @property
     def request_tokens_max(self) -> int:
@@ -146,6 +148,7 @@ class DemoRun:
         self._started_ns = time.monotonic_ns()
         self._sent_ns = [row.arrival_ns for row in rows]
         self._done = self._failed = 0
+        self._ttfts_ns = []
         progress = asyncio.create_task(self._show_progress())
         load = replayer.replay(
             self._pool.base_url,
@@ -201,9 +204,12 @@ class DemoRun:
     def _count(self, result: replayer.ReplayResult) -> None:
         self._done += 1
         self._failed += not result.ok
+        ttft_ns = result.timing().ttft_ns
+        if ttft_ns is not None:
+            self._ttfts_ns.append(ttft_ns)
 
     async def _show_progress(self) -> None:
-        """A line every few seconds: time, instances, requests."""
+        """A line a second: time, instances, requests, and TTFT of those that are done."""
         async with httpx.AsyncClient(trust_env=False) as client:
             while True:
                 await asyncio.sleep(_PROGRESS_S)
@@ -214,9 +220,11 @@ class DemoRun:
                 )
                 elapsed_ns = time.monotonic_ns() - self._started_ns
                 due = sum(1 for at_ns in self._sent_ns if at_ns < elapsed_ns)
+                slowest = percentile(self._ttfts_ns, 99) / NS_PER_S if self._ttfts_ns else None
                 print(
                     f"  {elapsed_ns / NS_PER_S:5.1f} s  instances: {shown or 'none'};  requests:"
-                    f" {due} sent, {self._done} done, {self._failed} failed",
+                    f" {due} sent, {self._done} done, {self._failed} failed;"
+                    f"  TTFT p99: {seconds(slowest)}",
                     flush=True,
                 )
 
