@@ -71,10 +71,11 @@ $(VLLM)/.livescale-ready: scripts/install-vllm scripts/install-torch
 test-vllm: $(STAMP) $(VLLM)/.livescale-ready  ## the tests of workers with vLLM (6 minutes): VLLM=.venv-vllm
 	LIVESCALE_VLLM_PYTHON=$(abspath $(VLLM)/bin/python) $(BIN)/python -m pytest tests/vllm
 
-check: $(STAMP)  ## formatting, lint, types
+check: $(STAMP)  ## formatting, lint, types, words
 	$(BIN)/ruff format --check src tests
 	$(BIN)/ruff check src tests
 	$(BIN)/mypy
+	$(BIN)/python tests/words.py
 
 format: $(STAMP)  ## format and mend what can be mended
 	$(BIN)/ruff format src tests

@@ -61,7 +61,7 @@ def readme() -> Iterator[Sentence]:
     for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-|#]|\d+\.))", text):
         cells = block.split("|") if block.lstrip().startswith("|") else [block]
         for cell in cells:
-            yield from _sentences("README.md", cell)
+            yield from sentences("README.md", cell)
 
 
 def help_texts() -> Iterator[Sentence]:
@@ -81,7 +81,16 @@ def messages() -> Iterator[Sentence]:
             if isinstance(call, ast.Call) and (isinstance(node, ast.Raise) or _speaks(call)):
                 for argument in call.args:
                     place = f"{module}:{argument.lineno}"
-                    yield from _sentences(place, _literal(argument))
+                    yield from sentences(place, _literal(argument))
+
+
+def sentences(place: str, text: str) -> Iterator[Sentence]:
+    """Fragments of one or two words are names, not sentences; a list of names is one word."""
+    text = re.sub(r"(?:[\w.-]+, ){5,}[\w.-]+", "X", " ".join(text.split()))
+    for text_of_one in re.split(r"(?<=[.!?])\s+", text):
+        one = Sentence(place, text_of_one)
+        if one.words > 2:
+            yield one
 
 
 def problems(kind: str, sentences: list[Sentence]) -> list[str]:
@@ -127,14 +136,6 @@ def main() -> int:
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
-def _sentences(place: str, text: str) -> Iterator[Sentence]:
-    """Fragments of one or two words are names, not sentences."""
-    for text_of_one in re.split(r"(?<=[.!?])\s+", " ".join(text.split())):
-        one = Sentence(place, text_of_one)
-        if one.words > 2:
-            yield one
-
-
 def _command(parser: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:
     (commands,) = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     found: argparse.ArgumentParser = commands.choices[name]
@@ -153,7 +154,7 @@ def _of_parser(place: str, parser: argparse.ArgumentParser) -> Iterator[Sentence
     for text in texts:
         # Columns of a table of settings: a name, spaces, and its text.
         for block in re.split(r"\n\s*\n|\n(?=\s*--)", text):
-            yield from _sentences(f"livescale {place}", re.sub(r"^\s*--\S+.*?\s{2,}", "", block))
+            yield from sentences(f"livescale {place}", re.sub(r"^\s*--\S+.*?\s{2,}", "", block))
 
 
 def _speaks(call: ast.Call) -> bool:
