@@ -100,7 +100,7 @@ def test_streams_go_on_while_the_controller_is_replaced(
         head.kill("controller")
 
     check(asyncio.run(streams_while(head, kill, [head.url, gateway.url])), right)
-    wait_until(lambda: gateway.said("the controller is back"), "it has connected again")
+    wait_until(lambda: gateway.said("connected to the controller again"), "it has connected again")
 
 
 def test_the_streams_of_a_lost_gateway_end_and_others_do_not_notice(
@@ -225,7 +225,7 @@ def test_keys_are_asked_for_where_the_head_asks_for_them(tiny_model: Path, tmp_p
         open_one = JoinedGateway(pool, "grace", tmp_path)
         with closing(open_one):
             assert open_one.ended() == 2
-        assert open_one.said("clients of this pool need keys: give --api-key-file")
+        assert open_one.said("The pool requires API keys. Give --api-key-file")
         heidi = JoinedGateway(pool, "heidi", tmp_path, "--api-key-file", str(keys))
         with closing(heidi):
             url = f"{heidi.url}/v1/models"

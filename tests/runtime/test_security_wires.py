@@ -242,7 +242,7 @@ def test_only_a_head_is_taken_for_the_controller(cluster: Cluster) -> None:
 
     async def story() -> None:
         async with door(cluster.member("mallory")) as address:
-            with pytest.raises(OSError, match="not a head's"):
+            with pytest.raises(OSError, match="not a head node's"):
                 await enter(address, cluster.member("alice"))
         async with door(cluster.member("bob"), name="tokens of w1.0") as address:
             wire = await enter(address, cluster.head(), name="tokens of w1.0")

@@ -50,6 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 _NO_RAY_STANDBY = (
-    "--standby and --ray do not go together: Ray ends hosts with the head that asked for them, so"
-    " another head would find none"
+    "--standby and --ray exclude each other: Ray removes the nodes of a head node that "
+    "ended. Give one of them"
 )
