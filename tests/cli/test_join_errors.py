@@ -108,7 +108,7 @@ def test_what_the_machine_does_not_have(token: Path, flags: tuple[str, ...], wor
         (("--host", ""), "host is empty"),
         (("--port", "65536"), "port is 65536, above the largest value 65535"),
         (("--port", "http"), "port must be a whole number, not 'http'"),
-        (("--ssl-certfile", "/nowhere/cert.pem"), "ssl_certfile and ssl_keyfile: one needs the"),
+        (("--ssl-certfile", "/nowhere/cert.pem"), "ssl_certfile and ssl_keyfile must both be set"),
         (
             ("--ssl-certfile", "/nowhere/cert.pem", "--ssl-keyfile", "/nowhere/key.pem"),
             "ssl_certfile /nowhere/cert.pem: No such file",
@@ -174,10 +174,7 @@ def test_what_is_sent_is_dropped_on_the_way(command: str, token: Path) -> None:
             client.connect_ex(server.getsockname())
         head = f"127.0.0.1:{server.getsockname()[1]}"
         said = refusal(head, "--token-file", token, "--patience-s", 0.1, command=command)
-        assert (
-            f"{head}: no answer within the timeout. Check the firewall between this machine and the head node"
-            in said
-        )
+        assert f"{head}: no answer within the timeout. Check the firewall" in said
 
 
 class Answerer(socketserver.BaseRequestHandler):

@@ -158,7 +158,7 @@ def test_another_version_is_refused_with_both(head: LocalPool, tmp_path: Path) -
     old = Joiner(head, "frank", tmp_path, version="0.0.9")
     with closing(old):
         assert old.ended() == 2
-    assert old.said(f"the pool runs livescale {__version__}, this host 0.0.9")
+    assert old.said(f"The pool runs livescale {__version__}, this host 0.0.9")
 
 
 def test_less_kv_memory_than_the_pools_is_refused(head: LocalPool, tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_a_name_that_is_taken_is_asked_for_again(
     hasty = JoinedGateway(head, "hasty", tmp_path, "--name", "bob", "--patience-s", "0.2")
     with closing(hasty):
         assert hasty.ended() == 2
-    assert hasty.said("a gateway named bob is here: choose another --name")
+    assert hasty.said("a gateway named bob is in the pool: choose another --name")
     first = JoinedGateway(head, "first", tmp_path, "--name", "judy")
     with closing(first):
         wait_until(lambda: first.said("the gateway is ready after"), "it serves")
@@ -257,7 +257,7 @@ def test_what_is_no_name_is_refused(head: LocalPool, tmp_path: Path, name: str) 
     kim = JoinedGateway(head, "kim", tmp_path, "--name", name)
     with closing(kim):
         assert kim.ended() == 2
-    assert kim.said("a gateway's name has 1 to 253 printable characters")
+    assert kim.said("A gateway's name has 1 to 253 printable characters")
 
 
 def test_the_port_of_http_is_none_to_join_at(head: LocalPool, tmp_path: Path) -> None:
