@@ -378,9 +378,9 @@ def test_mistakes_in_a_file_are_named_with_the_file(
         ({"record": ""}, "record is empty"),
         ({"workers": 0}, "workers is 0 and nodes cannot join"),
         ({"token_file": "t"}, "token_file requires `listen`"),
-        ({"listen": "somewhere"}, "listen is 'somewhere': write ADDRESS:PORT"),
-        ({"listen": "example.org:1"}, "example.org is no IP address"),
-        ({"listen": "[::]:7000"}, "name one address of this machine"),
+        ({"listen": "somewhere"}, "listen is 'somewhere'. Write ADDRESS:PORT"),
+        ({"listen": "example.org:1"}, "example.org is an invalid IP address"),
+        ({"listen": "[::]:7000"}, "Give one address of this machine"),
         ({"workerz": 1}, "unknown setting 'workerz' (nearest known: 'workers')"),
     ],
 )

@@ -31,7 +31,7 @@ def refusal(*words: object) -> str:
 def test_members_are_made_and_revoked(folder: Path) -> None:
     code, out, _ = livescale("cluster", "member", "alice", "--folder", folder)
     assert code == 0
-    assert f"copy {folder / 'alice'} to alice" in out
+    assert f"Copy {folder / 'alice'} to alice" in out
     assert Credentials(folder / "alice").fingerprint == Credentials(folder / "head").fingerprint
     assert livescale("cluster", "revoke", "alice", "--folder", folder)[0] == 0
     assert livescale("cluster", "member", "alice", "--folder", folder)[0] == 0, "a new one"
@@ -61,7 +61,7 @@ def der(path: Path) -> bytes:
 
 def test_what_exists_is_kept(folder: Path) -> None:
     before = (folder / "ca.pem").read_bytes()
-    assert "there is an authority already" in refusal("init", "--folder", folder)
+    assert "has a certificate authority already" in refusal("init", "--folder", folder)
     assert "has a certificate" in refusal("member", "head", "--folder", folder)
     assert (folder / "ca.pem").read_bytes() == before
 
@@ -70,12 +70,14 @@ def test_what_exists_is_kept(folder: Path) -> None:
     "name", ["", "../x", "a b", "livescale-head", "livescale-gateway", "-x" * 40]
 )
 def test_what_is_no_name(folder: Path, name: str) -> None:
-    assert "is no name of a member" in refusal("member", "--folder", folder, "--", name)
+    assert "is an invalid member name" in refusal("member", "--folder", folder, "--", name)
 
 
 def test_what_is_not_there(folder: Path, tmp_path: Path) -> None:
-    assert "there is no authority" in refusal("member", "x", "--folder", tmp_path / "no")
-    assert "no member of that name" in refusal("revoke", "nobody", "--folder", folder)
+    assert "is missing or unreadable" in refusal("member", "x", "--folder", tmp_path / "no")
+    assert "no certificate was made for that name" in refusal(
+        "revoke", "nobody", "--folder", folder
+    )
     assert "--days is 0" in refusal("member", "x", "--folder", folder, "--days", 0)
 
 
@@ -84,11 +86,11 @@ def test_folders_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ca.pem: No such file"):
         Credentials(tmp_path)
     (head / "key.pem").chmod(0o644)
-    with pytest.raises(ConfigError, match="others may read it: chmod 600"):
+    with pytest.raises(ConfigError, match=r"is readable by other users\. Run: chmod 600"):
         Credentials(head)
     (head / "key.pem").chmod(0o600)
     (head / "key.pem").write_bytes((folder / "ca.key").read_bytes())
-    with pytest.raises(ConfigError, match="do not belong together"):
+    with pytest.raises(ConfigError, match="do not match"):
         Credentials(head)
     (head / "revoked.pem").write_text("nonsense")
     with pytest.raises(ConfigError):
@@ -113,9 +115,9 @@ def test_certificates_of_the_api_are_looked_at_first(folder: Path, tmp_path: Pat
     check_https(None, None)
     cert, key = str(folder / "head" / "cert.pem"), str(folder / "head" / "key.pem")
     check_https(cert, key)
-    with pytest.raises(ConfigError, match="one needs the other"):
+    with pytest.raises(ConfigError, match="must both be set"):
         check_https(None, key)
     with pytest.raises(ConfigError, match=r"ssl_keyfile .*: No such file"):
         check_https(cert, str(tmp_path / "no.pem"))
-    with pytest.raises(ConfigError, match="no certificate with its key"):
+    with pytest.raises(ConfigError, match="are not a PEM certificate with its key"):
         check_https(cert, str(folder / "ca.key"))

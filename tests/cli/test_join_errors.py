@@ -90,13 +90,19 @@ def test_what_is_no_patience(command: str, patience: str, token: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--interface", "nowhere0"), "there is no interface nowhere0 here; there are: "),
-        (("--address", "203.0.113.7"), "--address 203.0.113.7 is none of this machine"),
+        (
+            ("--interface", "nowhere0"),
+            "--interface nowhere0 is unknown. Interfaces of this machine: ",
+        ),
+        (
+            ("--address", "203.0.113.7"),
+            "--address 203.0.113.7 is not assigned to a local interface",
+        ),
         (("--worker-python", "/nowhere/python"), "worker_python: /nowhere/python: No such file"),
-        (("--workers", "-1"), "--workers is -1, not 0 to 4096"),
+        (("--workers", "-1"), "--workers is -1. Give a number from 0 to 4096"),
         (("--device", "abacus"), "device is 'abacus', not one of"),
         (("--arena-bytes", "1"), "arena_bytes is 1 bytes, below the least value"),
-        (("--rack", "r" * 254), "--rack is no name of up to 253 printable characters"),
+        (("--rack", "r" * 254), "--rack is an invalid name. Give up to 253 printable characters"),
     ],
 )
 def test_what_the_machine_does_not_have(token: Path, flags: tuple[str, ...], words: str) -> None:
@@ -110,7 +116,7 @@ def test_what_the_machine_does_not_have(token: Path, flags: tuple[str, ...], wor
         (("--host", ""), "host is empty"),
         (("--port", "65536"), "port is 65536, above the largest value 65535"),
         (("--port", "http"), "port must be a whole number, not 'http'"),
-        (("--ssl-certfile", "/nowhere/cert.pem"), "ssl_certfile and ssl_keyfile: one needs the"),
+        (("--ssl-certfile", "/nowhere/cert.pem"), "ssl_certfile and ssl_keyfile must both be set"),
         (
             ("--ssl-certfile", "/nowhere/cert.pem", "--ssl-keyfile", "/nowhere/key.pem"),
             "ssl_certfile /nowhere/cert.pem: No such file",
@@ -139,7 +145,7 @@ def test_a_port_that_is_taken(token: Path) -> None:
         port = other.getsockname()[1]
         flags = ("--token-file", token, "--port", port)
         said = refusal("127.0.0.1:1", *flags, command="gateway")
-    assert f"port {port} on 127.0.0.1 is in use: choose another" in said
+    assert f"port {port} on 127.0.0.1 is in use. Choose another" in said
 
 
 def test_an_address_that_is_not_given(token: Path) -> None:
@@ -149,7 +155,7 @@ def test_an_address_that_is_not_given(token: Path) -> None:
 
 
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize(("gpus", "words"), [(0, "has no GPU that torch"), (2, "has 2 GPUs")])
+@pytest.mark.parametrize(("gpus", "words"), [(0, "torch finds no GPU"), (2, "has 2 GPUs")])
 def test_gpus_that_are_not_there(
     token: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, words: str
 ) -> None:
@@ -176,7 +182,7 @@ def test_what_is_sent_is_dropped_on_the_way(command: str, token: Path) -> None:
             client.connect_ex(server.getsockname())
         head = f"127.0.0.1:{server.getsockname()[1]}"
         said = refusal(head, "--token-file", token, "--patience-s", 0.1, command=command)
-        assert f"{head}: no answer (does a firewall on the way drop what is sent?)" in said
+        assert f"{head}: no answer within the timeout. Check the firewall" in said
 
 
 class Answerer(socketserver.BaseRequestHandler):
@@ -194,7 +200,10 @@ class Answerer(socketserver.BaseRequestHandler):
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n" + 64 * b".", "another pool, or"),
+        (
+            b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n" + 64 * b".",
+            "Check that the token file",
+        ),
         (b"SSH-2.0-x\r\n", "what listens there is not the controller"),
         (b"", "what listens there is not the controller"),
     ],
@@ -224,16 +233,14 @@ def test_the_head_is_asked_again_until_it_is_there(command: str, token: Path) ->
         process = module_words("livescale.main", *words)
         with subprocess.Popen(process, stderr=subprocess.PIPE, text=True) as asking:
             assert asking.stderr is not None
-            assert (
-                f"Connection refused; trying again for {patience_s} s" in asking.stderr.readline()
-            )
+            assert f"Connection refused; retrying for {patience_s} s" in asking.stderr.readline()
             listener.listen()
             caller, _ = listener.accept()
             with caller:
                 caller.sendall(100 * b".")
                 said = asking.stderr.read().strip().splitlines()
             assert asking.wait(patient(60)) == 2
-    assert "another pool, or an old token file?" in said[-1]
+    assert "Check that the token file is of this pool" in said[-1]
 
 
 @each_command
@@ -253,9 +260,9 @@ def test_token_files(command: str, tmp_path: Path, token: Path) -> None:
     assert "No such file" in said()
     other.write_text('{"secret": "1234"}')
     other.chmod(0o644)
-    assert "others may read it" in said()
+    assert "is readable by other users" in said()
     other.chmod(0o600)
-    assert "this is no token" in said()
+    assert "is not a valid token" in said()
 
 
 @pytest.mark.usefixtures("machine")
@@ -269,9 +276,9 @@ def test_tokens_and_certificates_belong_together(command: str, tmp_path: Path, t
     def said(*flags: object) -> str:
         return refusal("127.0.0.1:1", *flags, command=command)
 
-    assert "has certificates: give tls_dir" in said("--token-file", sealed)
-    assert "has no certificates" in said("--token-file", token, "--tls-dir", tls_dir)
-    words = "its certificate authority is not the one in tls_dir"
+    assert "is of a pool with certificates. Give tls_dir" in said("--token-file", sealed)
+    assert "is of a pool without certificates" in said("--token-file", token, "--tls-dir", tls_dir)
+    words = "another certificate authority than tls_dir"
     assert words in said("--token-file", sealed, "--tls-dir", strange)
 
 

@@ -48,7 +48,7 @@ def test_a_models_life(
     code, out, _ = livescale(capsys, "add", model_directory.name, *words, "--url", pool.url)
     assert code == 0
     assert out.splitlines()[0] == "a/b c: serving, copies in host memory: 1"
-    assert "does not survive a restart" in out
+    assert "kept until the pool ends" in out
     settings = {"min_replicas": 0, "max_replicas": None, "priority": -3}
     assert own_backend.added == [NewModel(str(model_directory), "a/b c", settings)]
 

@@ -113,13 +113,13 @@ def test_other_endpoints_ask_for_none(http: httpx.Client, backend: ScriptedBacke
         ({"input": [9999]}, "input", "not in the model's vocabulary"),
         ({"input": [5] * MODEL_TOKENS_MAX}, "input", f"at most {MODEL_TOKENS_MAX}"),
         ({"input": "word " * 500}, "input", f"at most {MODEL_TOKENS_MAX}"),
-        ({"input": ["a"] * 129}, "input", "129 inputs; one request may have 128"),
+        ({"input": ["a"] * 129}, "input", "129 inputs are given, above the maximum of 128"),
         ({"input": "a", "dimensions": 8}, "dimensions", f"absent or {EMBEDDING_SIZE}"),
         ({"input": "a", "dimensions": 0}, "dimensions", ">= 1"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "Invalid enum value"),
         ({"input": "a", "normalize": True}, "normalize", "not supported"),
         ({"input": "a", "truncate_prompt_tokens": 4}, "truncate_prompt_tokens", "not supported"),
-        ({"input": "a", "model": "org/plain"}, "model", "gives no embeddings"),
+        ({"input": "a", "model": "org/plain"}, "model", "does not support embeddings"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(

@@ -133,8 +133,8 @@ def test_keys_of_the_environment_join_those_of_the_file(tmp_path: Path) -> None:
     ("text", "says"),
     [
         (None, "No such file"),
-        (b"", "holds no key"),
-        (b"# only words\n", "holds no key"),
+        (b"", "has no key"),
+        (b"# only words\n", "has no key"),
         (b"secret-1\nsecret 2\n", "line 2"),
         (b"secret-1 weight=3 secret\n", "line 1"),
         *(

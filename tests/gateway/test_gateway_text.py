@@ -271,7 +271,7 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"tokenizer\.json does not exist"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json is missing"):
         TextCodec.load(tmp_path, WORK)
 
 

@@ -112,7 +112,7 @@ def test_a_host_stays_while_the_controller_is_replaced(
 ) -> None:
     """It may be killed, or ended from outside: only `serve` ends the pool."""
     before = head.pool.pids()["controller"]
-    back = alice.log.read_text().count("the controller is back")
+    back = alice.log.read_text().count("connected to the controller again")
     right = right_tokens_of(head)
     children = psutil.Process(alice.process.pid).children(recursive=True)
 
@@ -121,7 +121,7 @@ def test_a_host_stays_while_the_controller_is_replaced(
 
     check(asyncio.run(streams_while(head, kill)), right)
     wait_until(
-        lambda: alice.log.read_text().count("the controller is back") > back,
+        lambda: alice.log.read_text().count("connected to the controller again") > back,
         "it has connected again",
     )
     assert head.pool.pids()["controller"] != before
@@ -158,7 +158,7 @@ def test_another_version_is_refused_with_both(head: LocalPool, tmp_path: Path) -
     old = Joiner(head, "frank", tmp_path, version="0.0.9")
     with closing(old):
         assert old.ended() == 2
-    assert old.said(f"the pool runs livescale {__version__}, this host 0.0.9")
+    assert old.said(f"The pool runs livescale {__version__}, this host 0.0.9")
 
 
 def test_less_kv_memory_than_the_pools_is_refused(head: LocalPool, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_hosts_come_back_to_a_head_that_starts_anew(tiny_model: Path, tmp_path: 
         with head_of(tiny_model, tmp_path / "second", token, address) as second:
             second.wait_ready()
             # Its workers may have found the head before it.
-            wait_until(lambda: joiner.said("the controller is back"), "the host is back")
+            wait_until(lambda: joiner.said("connected to the controller again"), "the host is back")
             check(asyncio.run(streams_while(second, nothing)), right_tokens_of(second))
             assert all(is_running(child) for child in children)
         assert joiner.ended() == 0, "the pool ended in order"

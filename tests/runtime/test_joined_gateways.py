@@ -100,7 +100,7 @@ def test_streams_go_on_while_the_controller_is_replaced(
         head.kill("controller")
 
     check(asyncio.run(streams_while(head, kill, [head.url, gateway.url])), right)
-    wait_until(lambda: gateway.said("the controller is back"), "it has connected again")
+    wait_until(lambda: gateway.said("connected to the controller again"), "it has connected again")
 
 
 def test_the_streams_of_a_lost_gateway_end_and_others_do_not_notice(
@@ -225,7 +225,7 @@ def test_keys_are_asked_for_where_the_head_asks_for_them(tiny_model: Path, tmp_p
         open_one = JoinedGateway(pool, "grace", tmp_path)
         with closing(open_one):
             assert open_one.ended() == 2
-        assert open_one.said("clients of this pool need keys: give --api-key-file")
+        assert open_one.said("The pool requires API keys. Give --api-key-file")
         heidi = JoinedGateway(pool, "heidi", tmp_path, "--api-key-file", str(keys))
         with closing(heidi):
             url = f"{heidi.url}/v1/models"
@@ -241,7 +241,7 @@ def test_a_name_that_is_taken_is_asked_for_again(
     hasty = JoinedGateway(head, "hasty", tmp_path, "--name", "bob", "--patience-s", "0.2")
     with closing(hasty):
         assert hasty.ended() == 2
-    assert hasty.said("a gateway named bob is here: choose another --name")
+    assert hasty.said("a gateway named bob is in the pool: choose another --name")
     first = JoinedGateway(head, "first", tmp_path, "--name", "judy")
     with closing(first):
         wait_until(lambda: first.said("the gateway is ready after"), "it serves")
@@ -257,7 +257,7 @@ def test_what_is_no_name_is_refused(head: LocalPool, tmp_path: Path, name: str) 
     kim = JoinedGateway(head, "kim", tmp_path, "--name", name)
     with closing(kim):
         assert kim.ended() == 2
-    assert kim.said("a gateway's name has 1 to 253 printable characters")
+    assert kim.said("A gateway's name has 1 to 253 printable characters")
 
 
 def test_the_port_of_http_is_none_to_join_at(head: LocalPool, tmp_path: Path) -> None:

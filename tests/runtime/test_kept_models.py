@@ -44,7 +44,7 @@ def test_a_published_model_and_changed_limits_outlive_the_pool(
         url = ["--url", pool.url]
         words = ["models", "add", str(other), "--name", "new", "--min-replicas", "0", *url]
         assert main(words) == 0
-        assert "new: survives a restart" in capsys.readouterr().out
+        assert "new: kept across restarts" in capsys.readouterr().out
         third = {"path": str(tiny_model), "name": "third", "min_replicas": 0}
         assert client.post("/admin/models", json=third).json()["survives_restart"]
         assert client.request("DELETE", "/admin/models/third", headers=JSON).status_code == 202
@@ -109,7 +109,7 @@ def test_without_a_state_directory_that_is_said(
         url = ["--url", pool.url]
         assert main(["models", "add", str(tiny_model), "--name", "new", *url]) == 0
         said = capsys.readouterr().out
-        assert "does not survive a restart" in said
+        assert "kept until the pool ends" in said
         (warning,) = models(client)["new"]["warnings"]
         for number in (pool.pool.models[0].request_tokens_max, 4096, 65536):
             assert str(number) in warning

@@ -115,7 +115,8 @@ def test_a_file_is_replaced_only_by_who_saw_its_last_version(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("hello", "no lease of a pool"), ('{"kind": "x"}', "no lease of a pool")]
+    ("text", "words"),
+    [("hello", "not a valid lease file"), ('{"kind": "x"}', "not a valid lease file")],
 )
 def test_another_file_is_no_lease(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "lease"
@@ -129,9 +130,9 @@ def test_another_file_is_no_lease(tmp_path: Path, text: str, words: str) -> None
     ("lease", "words"),
     [
         ("/nowhere/at/all", "No such file"),
-        ("kubernetes:", "wants kubernetes:NAME"),
-        ("kubernetes:a/B", "wants kubernetes:NAME"),
-        ("kubernetes:pool", "no pod with a service account"),
+        ("kubernetes:", "Write kubernetes:NAME"),
+        ("kubernetes:a/B", "Write kubernetes:NAME"),
+        ("kubernetes:pool", "needs a Kubernetes pod with a service account"),
     ],
 )
 def test_wrong_settings_are_named(lease: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,4 +248,4 @@ def test_a_store_that_cannot_be_reached_ends_the_term(tmp_path: Path, account: P
         (tmp_path / "lease").write_text("broken")
         return await keeper.lost()
 
-    assert "no lease of a pool" in asyncio.run(story())
+    assert "not a valid lease file" in asyncio.run(story())

@@ -54,7 +54,7 @@ def test_a_model_comes_serves_from_zero_and_leaves(tiny_model: Path, tmp_path: P
             rest = [line for line in events if line]
             assert rest[-1] == "data: [DONE]"
             assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "length"
-        wait_until(lambda: states(client) == {"tiny": "serving"}, "nothing of it is left")
+        wait_until(lambda: states(client) == {"tiny": "serving"}, "removed from all workers")
         assert 'model="new"' not in client.get("/metrics").text
         assert client.post("/v1/completions", json={**body, "model": "tiny"}).status_code == 200
         usage = client.get("/admin/models/tiny").json()["usage"]
@@ -127,7 +127,7 @@ def test_deaths_around_a_published_model(tiny_model: Path, tmp_path: Path) -> No
         assert token_ids == expected
         wait_until(lambda: len(lines_of(pool, "new")) == 1, "it is recorded")
         assert lines_of(pool, "new")[0].attempts == 2
-        wait_until(lambda: states(client) == {"tiny": "serving"}, "nothing of it is left")
+        wait_until(lambda: states(client) == {"tiny": "serving"}, "removed from all workers")
 
 
 def ids_of(event: dict) -> list[int]:

@@ -51,8 +51,8 @@ def test_kv_for_the_limit_is_enough(tiny_model: Path, tmp_path: Path, limit: int
     entry = prepared(pool_of(tiny_model, tmp_path, limit, short)).entry
     assert entry.request_tokens_max == (enough - 1) * BLOCK_TOKENS + 1
     [warning] = entry.warnings
-    assert f"instead of {tokens}: kv_bytes is {short}" in warning
-    assert warning.endswith(f"to be {enough * block_bytes}")
+    assert f"instead of {tokens}, because kv_bytes is {short}" in warning
+    assert warning.endswith(f"set kv_bytes to {enough * block_bytes}")
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_kv_for_the_limit_is_enough(tiny_model: Path, tmp_path: Path, limit: int
         ("much", "max_model_tokens must be a whole number, not 'much'"),
         (1.5, "max_model_tokens must be a whole number, not 1.5"),
         ("true", "max_model_tokens must be a whole number, not yes or no"),
-        (OWN + 1, f"model m: max_model_tokens is {OWN + 1}, above the model's own length of {OWN}"),
-        (1 << 62, f"max_model_tokens is {1 << 62}, above the model's own length of {OWN} tokens"),
+        (OWN + 1, f"model m: max_model_tokens is {OWN + 1}, above the model's length of {OWN}"),
+        (1 << 62, f"max_model_tokens is {1 << 62}, above the model's length of {OWN} tokens"),
     ],
 )
 def test_what_is_no_limit_of_the_model_is_refused(

@@ -143,7 +143,7 @@ def test_only_a_head_is_the_head_of_a_gateway(
 
     status, web = asyncio.run(story())
     assert status == 2
-    assert web.said("the certificate of CN=mallory is not a head's")
+    assert web.said("the certificate of CN=mallory is not a head node's")
 
 
 # -- who may be a gateway ---------------------------------------------------------------------
@@ -168,7 +168,9 @@ def test_a_gateway_without_the_token(head: LocalPool, cluster: Cluster, tmp_path
     said = refusal(JoinedGateway(head, "web", tmp_path, *own, *nowhere))
     assert "no.token: No such file" in said
     other = written(JoinToken("0" * 32), tmp_path / "other")
-    assert "has no certificates" in refusal(JoinedGateway(head, "web", tmp_path, *own, *other))
+    assert "is of a pool without certificates" in refusal(
+        JoinedGateway(head, "web", tmp_path, *own, *other)
+    )
     old = written(JoinToken("0" * 32, cluster.head().fingerprint), tmp_path / "old")
     said = refusal(JoinedGateway(head, "web", tmp_path, *own, *old))
     assert "does not know the pool's secret" in said
@@ -177,7 +179,7 @@ def test_a_gateway_without_the_token(head: LocalPool, cluster: Cluster, tmp_path
 def test_a_gateway_that_talks_in_plain_text(head: LocalPool, tmp_path: Path) -> None:
     """It knows the secret."""
     said = refusal(JoinedGateway(head, "web", tmp_path))
-    assert "the pool of this token has certificates: give tls_dir" in said
+    assert "is of a pool with certificates. Give tls_dir" in said
     plain = written(JoinToken(token_of(head).secret), tmp_path / "plain")
     said = refusal(JoinedGateway(head, "web", tmp_path, *plain, "--patience-s", "0.2"))
     assert "is not the controller" in said
@@ -187,7 +189,7 @@ def test_a_gateway_with_a_strange_certificate(head: LocalPool, tmp_path: Path) -
     strange = Cluster(tmp_path / "strange")
     own = tls_flags(strange, "web")
     said = refusal(JoinedGateway(head, "web", tmp_path, *own))
-    assert "its certificate authority is not the one in tls_dir" in said
+    assert "another certificate authority than tls_dir" in said
     token = JoinToken(token_of(head).secret, strange.head().fingerprint)
     forged = written(token, tmp_path / "forged")
     said = refusal(JoinedGateway(head, "web", tmp_path, *own, *forged))
@@ -238,7 +240,7 @@ def test_a_gateway_s_certificate_makes_no_host(
     head: LocalPool, cluster: Cluster, tmp_path: Path
 ) -> None:
     said = refusal(Joiner(head, "web", tmp_path, *tls_flags(cluster, "web")))
-    assert "this machine's certificate is a gateway's: it is no host" in said
+    assert "The certificate of this machine is for a gateway" in said
     assert head.gauge("workers") == 2
 
 

@@ -121,4 +121,4 @@ def test_one_that_cannot_write_is_named(tmp_path: Path, caplog: pytest.LogCaptur
         await other.close()
 
     asyncio.run(ask())
-    assert "other gateways get no figures of this one" in caplog.text
+    assert "Metrics of this gateway are unavailable" in caplog.text

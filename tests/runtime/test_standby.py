@@ -168,7 +168,9 @@ def test_a_controller_that_was_stopped_finds_that_another_one_acts(
 
     async def stop() -> None:
         os.kill(stopped, signal.SIGSTOP)
-        await asyncio.to_thread(wait_until, lambda: said("this head acts now (epoch 2)"), "it acts")
+        await asyncio.to_thread(
+            wait_until, lambda: said("this head node is leader (epoch 2)"), "it acts"
+        )
         os.kill(stopped, signal.SIGCONT)
         await asyncio.to_thread(wait_until, lambda: said("the controller stops"), "it is over")
 
@@ -176,16 +178,16 @@ def test_a_controller_that_was_stopped_finds_that_another_one_acts(
     check(asyncio.run(streams_while(first, stop)), right)
     check(asyncio.run(streams_while(second, nothing)), right)
     check(asyncio.run(streams_while(first, nothing)), right)
-    acting = f"this head stands by: {second.pool.join_address} on "
+    acting = f"this head node is standby; the leader is {second.pool.join_address} on "
     wait_until(lambda: said(acting), "the first one waits for the lease, and says who has it")
 
 
 @pytest.mark.parametrize(
     ("settings", "is_standby", "words"),
     [
-        ({"heads": "127.0.0.1:1"}, False, "several heads need both"),
-        ({"lease": "/tmp/x"}, False, "several heads need both"),
-        ({}, True, "several heads need both"),
+        ({"heads": "127.0.0.1:1"}, False, "Several head nodes need both"),
+        ({"lease": "/tmp/x"}, False, "Several head nodes need both"),
+        ({}, True, "Several head nodes need both"),
         ({"heads": "nonsense", "lease": "lease"}, False, "heads"),
         ({"heads": "127.0.0.1:1", "lease": "/nowhere/lease"}, False, "No such file"),
     ],

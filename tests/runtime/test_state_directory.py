@@ -89,9 +89,9 @@ def test_the_lock_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
-        (b"", "no state of a pool"),
-        (b"\0\1\2", "no state of a pool"),
-        (b"[]", "no state of a pool"),
+        (b"", "not a valid state file"),
+        (b"\0\1\2", "not a valid state file"),
+        (b"[]", "not a valid state file"),
         (b'{"kind": "a game", "version": 1, "level": 3}', "a game"),
         (b'{"kind": "livescale pool state", "version": 2, "state": {}}', "version 2"),
         (b'{"kind": "livescale pool state", "version": 1, "state": {"x": 1}}', "broken"),
@@ -146,7 +146,7 @@ def test_a_write_that_fails_leaves_what_was_there(
 
 def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with pytest.raises(ConfigError, match="chmod 700"):
+    with pytest.raises(ConfigError, match="Run: chmod 700"):
         StateDirectory(tmp_path)
     tmp_path.chmod(0o700)
     file = tmp_path / "file"

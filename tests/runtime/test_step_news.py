@@ -67,7 +67,7 @@ def test_a_load_is_told_with_its_bytes_its_rate_and_its_model() -> None:
     assert told.step(0, WorkerJoined(W[0], DEVICE)) == [
         "worker w0.0 has joined",
         "model m: 0 -> 1 instances (below_min)",
-        "model m: instance 2 on w0.0 gets 6 MB from storage",
+        "model m: instance 2 on w0.0 receives 6 MB from storage",
     ]
     held = told.loads[-1].holding
     told.step(S, FirstByteArrived(held), LayerArrived(held, 0, 1), LayerArrived(held, 1, 2))
@@ -94,20 +94,20 @@ def test_a_load_that_fails_again_and_again_is_told_rarely_and_its_end_once() -> 
         told.step(now_ns, Tick())
     assert len(told.loads) > 5
     assert [line for line in lines if line.startswith("! ")] == [
-        "! model m: instance 2 on w0.0 failed, and is tried again: it is gone",
-        "! model m: cannot be loaded now, and is tried again: it is gone",
+        "! model m: instance 2 on w0.0 failed and is retried: it is gone",
+        "! model m: cannot be loaded now, and is retried: it is gone",
     ]
     held = told.loads[-1].holding
     arrived = [LayerArrived(held, n, n + 1) for n in range(3)]
     ended = told.step(now_ns + S, FirstByteArrived(held), *arrived, HoldingCompleted(held, 1))
-    assert "model m: loads again" in ended
+    assert "model m: loads succeed again" in ended
 
 
 def test_lost_workers_and_models_that_come_and_go_are_told() -> None:
     told = Told(one())
     told.step(0, WorkerJoined(W[0], DEVICE))
     assert told.step(1, WorkerLost(W[0], "connection closed"))[0] == (
-        "! worker w0.0 is lost while it loaded m: connection closed"
+        "! worker w0.0 is lost while loading m: connection closed"
     )
     assert told.step(2, WorkerJoined(WorkerRef(0, 1), DEVICE))[0] == (
         "worker w0.1 has joined in its place"
@@ -116,8 +116,8 @@ def test_lost_workers_and_models_that_come_and_go_are_told() -> None:
         "model other: published, 6 MB, 0 to 2 instances"
     ]
     assert told.step(4, ModelRemoved("other")) == [
-        "model other: withdrawn, it takes no new requests",
-        "model other: gone, nothing of it is left",
+        "model other: withdrawn; the gateway rejects new requests",
+        "model other: removed from all workers",
     ]
 
 

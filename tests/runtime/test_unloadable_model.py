@@ -74,7 +74,7 @@ def test_requests_of_a_model_that_cannot_be_loaded_end_soon_and_a_repaired_one_s
         (shown,) = client.get("/admin/models").json()["data"]
         assert shown["problem"] is None
         assert 'livescale_model_problem{model="tiny"} 0.0' in client.get("/metrics").text
-        assert any("loads again" in record.message for record in caplog.records)
+        assert any("loads succeed again" in record.message for record in caplog.records)
 
 
 @pytest.mark.long

@@ -327,7 +327,7 @@ def test_only_the_user_may_read_a_new_record(tmp_path: Path, name: str) -> None:
 def test_another_file_is_no_record_and_is_not_touched(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text("something else\n")
-    with pytest.raises(RecordError, match="is there already, and is not a run record"):
+    with pytest.raises(RecordError, match="exists and is not a run record"):
         RecordClaim(path)
     assert path.read_text() == "something else\n"
 

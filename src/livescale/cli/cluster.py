@@ -55,18 +55,20 @@ def run(arguments: argparse.Namespace) -> int:
     folder = ClusterFolder(arguments.folder)
     if arguments.action == "revoke":
         path = folder.revoke(arguments.name)
-        print(f"{arguments.name} is revoked: a head that runs with a folder in here knows it now")
-        print(f"a head elsewhere needs this file in its tls_dir: {path}")
+        print(
+            f"{arguments.name} is revoked. A running head node that uses this folder rejects it now"
+        )
+        print(f"Copy this file to the tls_dir of each other head node: {path}")
         return 0
     if not 1 <= arguments.days <= _DAYS_MAX:
-        raise ClusterError(f"--days is {arguments.days}, not 1 to {_DAYS_MAX}")
+        raise ClusterError(f"--days is {arguments.days}. Give a number from 1 to {_DAYS_MAX}")
     if arguments.action == "init":
         made = folder.init(arguments.days)
-        print(f"serve with: --tls-dir {made}")
-        print(f"for each machine: livescale cluster member NAME --folder {arguments.folder}")
+        print(f"Serve with: --tls-dir {made}")
+        print(f"For each machine: livescale cluster member NAME --folder {arguments.folder}")
         return 0
     made = folder.add(
         arguments.name, is_head=arguments.head, is_gateway=arguments.gateway, days=arguments.days
     )
-    print(f"copy {made} to {arguments.name}, as it is there: join with --tls-dir")
+    print(f"Copy {made} to {arguments.name} unchanged, and join with --tls-dir")
     return 0

@@ -93,7 +93,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
 
     def interrupted() -> None:
-        print("draining (Ctrl-C again ends at once) …", flush=True)
+        print("draining (Ctrl-C again stops at once) …", flush=True)
         gateway.leave()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, gateway.kill)

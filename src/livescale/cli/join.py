@@ -106,9 +106,11 @@ def run(arguments: argparse.Namespace) -> int:
     except UserError as error:
         raise JoinError(str(error)) from error
     if not 0 <= arguments.workers <= WORKERS_MAX:
-        raise JoinError(f"--workers is {arguments.workers}, not 0 to {WORKERS_MAX}")
+        raise JoinError(f"--workers is {arguments.workers}. Give a number from 0 to {WORKERS_MAX}")
     if len(arguments.rack) > NAME_CHARS_MAX or not arguments.rack.isprintable():
-        raise JoinError(f"--rack is no name of up to {NAME_CHARS_MAX} printable characters")
+        raise JoinError(
+            f"--rack is an invalid name. Give up to {NAME_CHARS_MAX} printable characters"
+        )
     if settings.get("device") == "cuda":
         _check_gpus(arguments.workers, python)
     joined_as = JoinedAs(
@@ -135,7 +137,7 @@ async def _join(
     loop = asyncio.get_running_loop()
 
     def interrupted() -> None:
-        print("leaving (Ctrl-C again ends at once) …", flush=True)
+        print("leaving the pool (Ctrl-C again stops at once) …", flush=True)
         host.leave()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, host.kill)
@@ -175,9 +177,12 @@ def _check_gpus(workers: int, python: str | None) -> None:
     """Raises JoinError where there are fewer GPUs."""
     count = gpus_of(python)
     if count == 0:
-        raise JoinError("--device cuda: this machine has no GPU that torch can use")
+        raise JoinError(
+            "--device cuda is invalid: torch finds no GPU on this machine. Install a CUDA "
+            "driver, or give another --device"
+        )
     if workers > count:
-        raise JoinError(f"--workers is {workers}, but this machine has {count} GPUs")
+        raise JoinError(f"--workers is {workers}, above the {count} GPUs of this machine")
 
 
 def _own_address(arguments: argparse.Namespace, head: tuple[str, int]) -> str:
@@ -193,7 +198,9 @@ def _own_address(arguments: argparse.Namespace, head: tuple[str, int]) -> str:
         with socket.socket(family) as probe:
             probe.bind((address, 0))
     except OSError as error:
-        raise JoinError(f"--address {address} is none of this machine: {error.strerror}") from error
+        raise JoinError(
+            f"--address {address} is not assigned to a local interface: {error.strerror}"
+        ) from error
     return address
 
 
@@ -201,11 +208,13 @@ def _address_of(interface: str) -> str:
     found = psutil.net_if_addrs()
     if interface not in found:
         names = ", ".join(sorted(found))
-        raise JoinError(f"there is no interface {interface} here; there are: {names}")
+        raise JoinError(f"--interface {interface} is unknown. Interfaces of this machine: {names}")
     for entry in found[interface]:
         if entry.family == socket.AF_INET:
             return str(entry.address)
-    raise JoinError(f"interface {interface} has no IPv4 address")
+    raise JoinError(
+        f"--interface {interface} has no IPv4 address. Give --address, or another interface"
+    )
 
 
 def own_path(value: object) -> str | None:

@@ -22,7 +22,7 @@ def machine_lines(machine: Machine) -> list[str]:
             (str(node.number), f"CPUs {node.cpus or '?'}", _size(node.memory_bytes))
             for node in machine.numa_nodes
         ]
-        or [("none: the system tells of none",)]
+        or [("none reported by the system",)]
     )
     lines.append("GPUs")
     lines += _table([_gpu(gpu) for gpu in machine.gpus] or [(f"none: {machine.gpus_unknown}",)])

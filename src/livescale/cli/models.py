@@ -98,8 +98,11 @@ def _add(arguments: argparse.Namespace) -> str:
 def _outlook(model: ModelStatus) -> str:
     """What becomes of it, as it is now, when the pool starts again."""
     if model.survives_restart:
-        return f"{model.name}: survives a restart of the pool"
-    return f"{model.name}: does not survive a restart: the pool keeps no state (serve --state DIR)"
+        return f"{model.name}: kept across restarts of the pool"
+    return (
+        f"{model.name}: kept until the pool ends. To keep models across restarts, start the "
+        "pool with --state DIR"
+    )
 
 
 def _set(arguments: argparse.Namespace) -> str:
@@ -122,7 +125,7 @@ def _given(arguments: argparse.Namespace, settings: tuple[Setting, ...]) -> dict
 def _remove(arguments: argparse.Namespace) -> str:
     path = f"/admin/models/{quote(arguments.name, safe='')}"
     removed = call_pool(arguments, RemovedModel, "DELETE", path)
-    return f"{removed.name}: takes no more requests, leaves when the running ones have ended"
+    return f"{removed.name}: rejects new requests, and is removed after its running requests end"
 
 
 def _list(arguments: argparse.Namespace) -> str:
@@ -137,7 +140,7 @@ def _list(arguments: argparse.Namespace) -> str:
         "tokens",
         "device s",
     ]
-    problems = [f"{m.name} has a problem: {m.problem}" for m in models if m.problem]
+    problems = [f"{m.name}: problem: {m.problem}" for m in models if m.problem]
     return "\n".join([table([*header, "path"], [_row(model) for model in models]), *problems])
 
 

@@ -43,7 +43,10 @@ def metrics_page(arguments: argparse.Namespace) -> str:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise UserError(f"{url}: {error}") from error
     if response.is_error:
-        raise UserError(f"{url}/metrics: status {response.status_code}")
+        raise UserError(
+            f"{url}/metrics answered with status {response.status_code}. Check --url and "
+            "the admin key"
+        )
     return response.text
 
 
@@ -75,7 +78,7 @@ def call_pool(
         return msgspec.json.decode(response.content, type=answer_type)
     except msgspec.MsgspecError:
         status = response.status_code
-        raise UserError(f"{url}: is not a pool of LiveScale (status {status})") from None
+        raise UserError(f"{url} is not a LiveScale pool (status {status}). Check --url") from None
 
 
 def _authorization(arguments: argparse.Namespace) -> dict[str, str]:

@@ -45,7 +45,7 @@ async def serve(
     given, hosts come from there."""
     started = time.monotonic()
     names = ", ".join(model.name for model in config.models)
-    display.tell(News(f"reading {names or 'no model'}"))
+    display.tell(News(f"reading the files of {names or 'no model'}"))
     pool = Pool(config, os.environ, layout, display.tell, is_standby=is_standby)
     for line in describe(pool.models):
         print(line)
@@ -56,7 +56,7 @@ async def serve(
     if pool.token_file is not None:
         tls = "" if config.tls_dir is None else " --tls-dir DIR"
         words = f"livescale join {pool.join_address} --token-file {pool.token_file}{tls}"
-        print(f"others join with: {words}")
+        print(f"Join a node with: {words}")
         if config.tls_dir is None and not is_loopback(config.listen):
             display.tell(News(_PLAIN_TEXT, is_problem=True))
     print(f"starting {pool.layout} …", flush=True)
@@ -74,7 +74,7 @@ async def serve(
         ready.cancel()
         if hosts is not None:
             hosts.let_go()
-        print("draining (Ctrl-C again ends at once) …", flush=True)
+        print("draining (Ctrl-C again stops at once) …", flush=True)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, lambda: asyncio.ensure_future(pool.kill()))
     print("stopped")
@@ -93,6 +93,6 @@ def first_request(config: PoolConfig, base_url: str) -> str:
 
 
 _PLAIN_TEXT = (
-    "prompts and answers cross the network as plain text: a listener there reads them, and may"
-    " change them (docs/security.md: livescale cluster init, --tls-dir)"
+    "Prompts and answers cross the network unencrypted. Encrypt with `livescale "
+    "cluster init` and --tls-dir (docs/security.md)"
 )

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0 when all windows were shown. Raises UserError where there is no pool."""
     if arguments.every <= 0:
-        raise UserError(f"--every {arguments.every}: a window takes some time")
+        raise UserError(f"--every {arguments.every} is invalid. Give a number of seconds above 0")
     before = _look(arguments)
     shown = itertools.count() if arguments.windows is None else range(arguments.windows)
     for _ in shown:

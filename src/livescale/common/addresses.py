@@ -15,11 +15,11 @@ def parse_address(text: str, where: str, *, is_own: bool = True) -> tuple[str, i
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or int(port) > _PORT_MAX:
-        raise ConfigError(f"{where} is '{text}': write ADDRESS:PORT, such as 10.0.0.1:7000")
+        raise ConfigError(f"{where} is '{text}'. Write ADDRESS:PORT, such as 10.0.0.1:7000")
     if is_own:
         _check_own(host, text, where)
     elif not int(port):
-        raise ConfigError(f"{where} is '{text}': no head listens on port 0")
+        raise ConfigError(f"{where} is '{text}'. Give the port of the head node, from 1 to 65535")
     return host, int(port)
 
 
@@ -40,8 +40,8 @@ def _check_own(host: str, text: str, where: str) -> None:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        raise ConfigError(f"{where} is '{text}': {host} is no IP address") from None
+        raise ConfigError(f"{where} is '{text}', and {host} is an invalid IP address") from None
     if address.is_unspecified:
         raise ConfigError(
-            f"{where} is '{text}': name one address of this machine, which the others reach it at"
+            f"{where} is '{text}'. Give one address of this machine that other nodes can reach"
         )

@@ -75,7 +75,7 @@ class Credentials:
         if shown.serial_number in self._revoked:
             raise RevokedError(f"the certificate of {_name(shown)} was revoked")
         if is_head and HEAD_ROLE not in _dns_names(shown):
-            raise NotAdmittedError(f"the certificate of {_name(shown)} is not a head's")
+            raise NotAdmittedError(f"the certificate of {_name(shown)} is not a head node's")
         if not may_be_gateway and GATEWAY_ROLE in _dns_names(shown):
             raise NotAdmittedError(f"the certificate of {_name(shown)} is a gateway's")
         return shown.serial_number
@@ -139,7 +139,7 @@ class Credentials:
             write_whole(path, text, 0o644)
         except OSError as error:
             self._tell(
-                f"tls_dir {path}: {error.strerror}: processes here do not learn who was revoked"
+                f"tls_dir {path}: {error.strerror}. Running processes do not get new revocations"
             )
 
     # -- helpers --------------------------------------------------------------------------------
@@ -150,7 +150,10 @@ class Credentials:
             if not listed.is_signature_valid(self._ca.public_key()):  # type: ignore[arg-type]
                 raise ValueError("the pool's authority did not sign it")
         except ValueError as error:
-            self._tell(f"tls_dir {where}: this is no list of revoked certificates: {error}")
+            self._tell(
+                f"tls_dir {where} is not a valid list of revoked certificates: {error}. "
+                "Restore it from the authority's folder"
+            )
             return False
         issued = _issued(listed)
         if issued < self._issued:
@@ -159,7 +162,7 @@ class Credentials:
         self._revoked = frozenset(entry.serial_number for entry in listed)
         for writer, number in [*self._talking.items()]:
             if number in self._revoked:
-                _log.warning("a member was revoked: its connection is cut")
+                _log.warning("revoked certificate: the connection is closed")
                 writer.transport.abort()
         for changed in self._watchers:
             changed()
@@ -187,8 +190,9 @@ class Credentials:
             )
         except ssl.SSLError as error:
             raise ConfigError(
-                f"tls_dir {self._folder}: {CERTIFICATE_FILE} and {KEY_FILE} do not belong"
-                f" together, or are no PEM files ({error.reason})"
+                f"tls_dir {self._folder}: {CERTIFICATE_FILE} and {KEY_FILE} do not "
+                f"match, or are not PEM files ({error.reason}). Make a new folder with "
+                "`livescale cluster member`"
             ) from None
         except OSError as error:
             raise ConfigError(
@@ -219,7 +223,10 @@ def _certificate(path: Path) -> x509.Certificate:
     except OSError as error:
         raise ConfigError(f"tls_dir {path}: {error.strerror}") from error
     except ValueError:
-        raise ConfigError(f"tls_dir {path}: this is no certificate (PEM)") from None
+        raise ConfigError(
+            f"tls_dir {path} is not a PEM certificate. Make a new folder with `livescale "
+            "cluster member`"
+        ) from None
 
 
 def _refuse_readable(path: Path) -> None:
@@ -228,7 +235,7 @@ def _refuse_readable(path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"tls_dir {path}: {error.strerror}") from error
     if not is_private(found.st_mode, found.st_uid, os.geteuid()):
-        raise ConfigError(f"tls_dir {path}: others may read it: chmod 600 {path}")
+        raise ConfigError(f"tls_dir {path} is readable by other users. Run: chmod 600 {path}")
 
 
 def _issued(listed: x509.CertificateRevocationList) -> tuple[float, int]:

@@ -65,4 +65,4 @@ def _proof(secret: str, side: bytes, nonces: bytes, names: bytes) -> bytes:
 
 def _check(proof: bytes, right: bytes) -> None:
     if not hmac.compare_digest(proof, right):
-        raise ProofError("does not know the pool's secret")
+        raise ProofError("has a wrong token")

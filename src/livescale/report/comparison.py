@@ -47,8 +47,8 @@ def compared_figures(runs: Sequence[ReportedRun]) -> list[ComparedFigure]:
     slow = "slow_{}_s"
     rows += [
         row("slowest 5 %, TTFT mean", slow.format("ttft"), seconds, relative=True),
-        row("waited: it loaded", slow.format("loading"), seconds),
-        row("waited: all devices taken", slow.format("full"), seconds),
+        row("waited: model loading", slow.format("loading"), seconds),
+        row("waited: devices full", slow.format("full"), seconds),
         row("waited: neither", slow.format("held_back"), seconds),
         row("computed", slow.format("compute"), seconds),
         row("instances, mean", "instances_mean", "{:.2f}".format, relative=True),
@@ -61,7 +61,7 @@ def compared_figures(runs: Sequence[ReportedRun]) -> list[ComparedFigure]:
         row("idle devices", "device_idle_s", _device_time),
         row("lost devices", "device_lost_s", _device_time),
         row("starts of instances", "starts", "{:,.0f}".format),
-        row("found their parameters", "warm_hit_rate", _percent),
+        row("warm starts", "warm_hit_rate", _percent),
         row("loaded to devices", "loaded_bytes", size_text, relative=True),
         row("price of GPU time", "dollars", "${:,.2f}".format, relative=True),
         row("scale-ups", "scale_ups", "{:,.0f}".format),

@@ -159,7 +159,7 @@ def _closing_lines(run: ReportedRun) -> str:
     lines.append(f"devices   {device_text(run.device_time)}")
     starts, warm = run.starts
     if warm:
-        lines.append(f"spares    {warm} of {starts} instances found their parameters in place")
+        lines.append(f"spares    {warm} warm starts in {starts} instance starts")
     if run.strategies:
         used = ", ".join(f"{name} {count}x" for name, count in run.strategies.items())
         amended = sum(len(event.amendments) for event in run.scale_events)

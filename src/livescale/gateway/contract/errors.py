@@ -89,7 +89,9 @@ def model_not_found(name: str, available: Iterable[str] | None = None) -> ApiErr
 
 def model_exists(name: str) -> ApiError:
     """409: a model of that name is there already."""
-    message = f"A model named {quoted(name)} is in the pool: remove it first, or give another name"
+    message = (
+        f"The pool has a model named {quoted(name)} already. Remove it first, or give another name"
+    )
     return ApiError(409, message, param="name", code="model_exists")
 
 
@@ -107,7 +109,7 @@ def wrong_media_type() -> ApiError:
 
 def request_too_slow(receive_timeout_s: float) -> ApiError:
     """408: the request was not here after the time that a client has to send it."""
-    message = f"The request was not complete after {receive_timeout_s:g} s"
+    message = f"The request was incomplete after {receive_timeout_s:g} s"
     # The rest of the body is still on its way: the connection is of no use any more.
     return ApiError(408, message, code="request_incomplete", headers={"Connection": "close"})
 
@@ -165,7 +167,7 @@ class ErrorAnswers:
 
 def _in_our_shape(error: HTTPException, scope: Scope) -> ApiError:
     where = f"{scope['method']} {quoted(scope['path'])}"
-    messages = {404: f"There is no {where}", 405: f"{where} is not allowed"}
+    messages = {404: f"{where} does not exist", 405: f"{where} is not allowed"}
     codes = {404: "not_found", 405: "method_not_allowed"}
     return ApiError(
         error.status_code,

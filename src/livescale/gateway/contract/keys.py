@@ -91,13 +91,15 @@ def read_key_weights(
     if path is not None:
         keys += _keys_in(path, setting, has_weights)
     if len(keys) > KEYS_MAX:
-        raise ConfigError(f"{setting}: {len(keys)} keys are given, {KEYS_MAX} at most are taken")
+        raise ConfigError(f"{setting}: {len(keys)} keys are given, above the maximum of {KEYS_MAX}")
     weights: dict[str, int | None] = {}
     for key, weight in keys:
         digest = digest_of(key)
         known = weights.setdefault(digest, weight)
         if None not in (known, weight) and known != weight:
-            raise ConfigError(f"{setting} {path}: one key has the weights {known} and {weight}")
+            raise ConfigError(
+                f"{setting} {path}: one key has two weights, {known} and {weight}. Give it once"
+            )
         weights[digest] = weight if known is None else known
     return {digest: weight or 1 for digest, weight in weights.items()}
 
@@ -128,7 +130,7 @@ class KeyGate:
                 # Whether there was none, or one that is not known, is not reported.
                 refusal = ApiError(
                     401,
-                    f"A valid key is needed, {kind}: send the header 'Authorization: Bearer KEY'",
+                    f"A valid key is required, {kind}. Send the header 'Authorization: Bearer KEY'",
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
@@ -171,7 +173,7 @@ def _keys_in(path: str, setting: str, has_weights: bool) -> list[tuple[str, int 
         if line.strip() and not line.lstrip().startswith("#")
     ]
     if not keys:
-        raise ConfigError(f"{setting} {path}: holds no key")
+        raise ConfigError(f"{setting} {path} has no key. Write one key per line")
     return keys
 
 
@@ -183,17 +185,17 @@ def _key_and_weight(words: Sequence[str], where: str, has_weights: bool) -> tupl
     _checked(key, where)
     name, _, number = others[0].partition("=")
     if len(others) > 1 or name != "weight":
-        raise ConfigError(f"{where}: behind a key, which has no spaces, only weight=N may stand")
+        raise ConfigError(f"{where}: invalid text after the key. Write KEY or KEY weight=N")
     weight = int(number) if number.isascii() and number.isdecimal() and len(number) < 4 else 0
     if not 1 <= weight <= WEIGHT_MAX:
-        raise ConfigError(f"{where}: a weight is a whole number from 1 to {WEIGHT_MAX}")
+        raise ConfigError(f"{where}: invalid weight. Give a whole number from 1 to {WEIGHT_MAX}")
     return key, weight
 
 
 def _checked(key: str, where: str) -> str:
     """The key, if a client can send it in a header."""
     if not key or not all("!" <= char <= "~" for char in key):
-        raise ConfigError(f"{where}: a key is printable ASCII without spaces, and not empty")
+        raise ConfigError(f"{where}: invalid key. Use printable ASCII without spaces")
     return key
 
 

@@ -81,7 +81,7 @@ def check_host(http_version: str, headers: Sequence[tuple[bytes, bytes]]) -> Non
     """The head names one Host (RFC 9112, 3.2); HTTP/1.0 need not. Raises ApiError (400)."""
     hosts = sum(name == b"host" for name, _ in headers)
     if hosts > 1 or (not hosts and http_version != "1.0"):
-        problem = "names no Host" if not hosts else "has more than one Host header"
+        problem = "has no Host header" if not hosts else "has more than one Host header"
         raise invalid(f"The request {problem}", code="invalid_http")
 
 

@@ -285,7 +285,10 @@ def _lone_surrogate(raw: bytes) -> ApiError | None:
     if place is None:
         return None
     field = place.lstrip(".")[:_PLACE_CHARS_MAX]
-    message = f"{field or 'The body'} holds half of a surrogate pair, which is no character"
+    message = (
+        f"{field or 'The body'} contains an incomplete surrogate pair, which is an invalid "
+        "character"
+    )
     return invalid(message, field or None, code="invalid_value")
 
 
@@ -313,7 +316,7 @@ def _validation_error(error: msgspec.ValidationError) -> ApiError:
     if unknown is not None:
         at = _PLACE.search(str(error))
         param = ".".join([*([at.group(1)] if at else []), cut(unknown.group(1))])
-        return invalid(f"{param} is not known; leave it out", param, code="unknown_parameter")
+        return invalid(f"{param} is unknown. Leave it out", param, code="unknown_parameter")
     place, missing = _PLACE.search(str(error)), _MISSING_FIELD.search(str(error))
     names = [found.group(1) for found in (place, missing) if found is not None]
     return invalid(str(error), ".".join(names) or None, code="invalid_value")
@@ -360,7 +363,7 @@ def _refusal(param: str, raw: msgspec.Raw, harmless: tuple[object, ...]) -> ApiE
     shown = quoted(bytes(memoryview(raw)[:LOOKED_AT_BYTES]).decode("utf-8", "replace"))
     accepted = " or ".join(["null", *(msgspec.json.encode(v).decode() for v in harmless)])
     return invalid(
-        f"{param}={shown} is not supported; leave it out (or send {accepted})",
+        f"{param}={shown} is not supported. Leave it out, or send {accepted}",
         param,
         code="unsupported_parameter",
     )

@@ -139,18 +139,18 @@ class Administration:
             return  # and one of them was given
         if self.keys.digests.api:
             raise errors.admin_closed(
-                "Where API keys are configured models are administered with keys of another kind,"
-                " of which there are none (admin_key_file)"
+                "Administration needs an admin key, because the pool has API keys. Set "
+                "admin_key_file on the head node"
             )
         if not self.is_local:
             raise errors.admin_closed(
-                "Models are administered only where the pool listens on a loopback address, or"
-                " admin keys are configured (admin_key_file)"
+                "Administration needs a loopback address or admin keys. Set "
+                "admin_key_file on the head node"
             )
         # A web page can make its own name mean this machine, but not this machine's name its own.
         if not _is_this_machine(request.headers.get("host", "")):
             raise errors.admin_closed(
-                "Without keys the Host header must name this machine: localhost"
+                "Without keys, the Host header must name this machine. Use localhost"
             )
 
     async def _answer(self, name: str, status: int = 200) -> Response:
@@ -192,12 +192,14 @@ def read_changes(raw: bytes) -> dict[str, SettingValue]:
     """The body of PATCH /admin/models/{name}. Raises ApiError (400, 409) that names the field."""
     fields = decode_as(raw, dict[str, object])
     if not fields:
-        raise errors.invalid(f"nothing is to be changed: give some of {', '.join(_CHANGEABLE)}")
+        raise errors.invalid(
+            f"A setting to change is missing. Give at least one of {', '.join(_CHANGEABLE)}"
+        )
     for name in fields:
         if name in _FIXED:
             message = (
-                f"{name} cannot be changed while the model is in the pool: remove the model and"
-                f" publish it again. What can be changed: {', '.join(_CHANGEABLE)}"
+                f"{name} cannot be changed while the model is in the pool. Remove the "
+                f"model and publish it again. Changeable: {', '.join(_CHANGEABLE)}"
             )
             raise errors.ApiError(409, message, param=name, code="not_changeable")
     return _checked(fields, CHANGEABLE_SETTINGS)
@@ -256,14 +258,16 @@ def read_new_model(raw: bytes) -> NewModel:
     fields = decode_as(raw, dict[str, object])
     settings = _checked(fields, MODEL_SETTINGS)
     if "path" not in settings:
-        raise errors.invalid("path is missing: the directory of the model", "path")
+        raise errors.invalid("path is missing. Give the directory of the model", "path")
     path, name = str(settings.pop("path")), str(settings.pop("name", ""))
     if not path.startswith("/") or "\0" in path or len(path) > PATH_CHARS_MAX:
-        raise errors.invalid(f"path must be an absolute path, not {errors.quoted(path)}", "path")
+        raise errors.invalid(f"path is {errors.quoted(path)}. Give an absolute path", "path")
     if len(name or Path(path).name) > NAME_CHARS_MAX or not (name or Path(path).name).strip():
         raise errors.invalid(f"a model's name has 1 to {NAME_CHARS_MAX} characters", "name")
     if not name.isprintable() or name != name.strip():
-        raise errors.invalid(f"{errors.quoted(name)} is not a name: it cannot be printed", "name")
+        raise errors.invalid(
+            f"{errors.quoted(name)} is an invalid name. Use printable characters", "name"
+        )
     return NewModel(path, name, settings)
 
 

@@ -28,7 +28,11 @@ _FLOAT_BYTES = 4
 def read_embeddings(card: ModelCard, body: EmbeddingBody, inputs: int) -> Asked:
     """What the body asks of each of its inputs. Raises ApiError (400) that names the parameter."""
     if not card.embedding_size:
-        raise invalid(f"{quoted(card.name)} gives no embeddings", "model", "unsupported_value")
+        raise invalid(
+            f"{quoted(card.name)} does not support embeddings. Use a model with embeddings",
+            "model",
+            "unsupported_value",
+        )
     if body.dimensions not in (None, card.embedding_size):
         raise invalid(
             f"dimensions must be absent or {card.embedding_size}, the size of every embedding of"
@@ -38,7 +42,9 @@ def read_embeddings(card: ModelCard, body: EmbeddingBody, inputs: int) -> Asked:
         )
     if inputs > PROMPTS_MAX:
         raise invalid(
-            f"{inputs} inputs; one request may have {PROMPTS_MAX}", "input", "invalid_value"
+            f"{inputs} inputs are given, above the maximum of {PROMPTS_MAX} per request",
+            "input",
+            "invalid_value",
         )
     return Asked(
         choices=1,
@@ -74,8 +80,8 @@ class EmbeddingReply(Reply):
             # In JSON they would be null, in an answer that looks like a good one.
             raise ApiError(
                 500,
-                f"The model's rows of input {piece.choice} have values that are infinite or not a"
-                " number: it has no embedding",
+                "The model computed infinite values, or values that are not a number, "
+                f"for input {piece.choice}",
                 param="input",
                 code="not_finite",
             )

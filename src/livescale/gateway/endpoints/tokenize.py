@@ -102,7 +102,7 @@ class Tokenization:
         """The named model; the only one if none is named. Raises ApiError (400, 404)."""
         cards = self._served.cards()
         if name is None and len(cards) != 1:
-            raise invalid("model is missing, and there is more than one", "model")
+            raise invalid("model is missing. Give one, because the pool has several", "model")
         return self._served.get(cards[0].name if name is None else name)
 
 
@@ -114,7 +114,7 @@ async def _ids(codec: TextCodec, card: ModelCard, body: TokenizeBody) -> tuple[i
         if raw and bytes(memoryview(raw)[:8]) not in _NOTHING:
             raise invalid(f"{param} is not supported", param, code="unsupported_parameter")
     if (body.prompt is None) == (body.messages is None):
-        raise invalid("Exactly one of prompt and messages is needed", "prompt")
+        raise invalid("Give exactly one of prompt and messages", "prompt")
     if body.prompt is not None:
         check_fits(card, codec, body.prompt, "prompt")
         return await codec.encode(body.prompt, body.add_special_tokens is not False)

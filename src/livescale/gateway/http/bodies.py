@@ -121,7 +121,8 @@ class Bodies:
         chars_max = self._text_chars_max()
         if chars_max is not None and count.string_chars > chars_max:
             raise errors.context_length_exceeded(
-                f"A text has more than {chars_max} characters, which no model here could hold"
+                f"A text has more than {chars_max} characters, above the limit of every "
+                "model in the pool"
             )
         prompts = min(count.openings, GENERATIONS_MAX)
         values_max = VALUES_MAX + prompts * self._prompt_tokens_max()

@@ -12,7 +12,7 @@ def check_https(certfile: str | None, keyfile: str | None) -> None:
     if certfile is None and keyfile is None:
         return
     if certfile is None or keyfile is None:
-        raise ConfigError("ssl_certfile and ssl_keyfile: one needs the other")
+        raise ConfigError("ssl_certfile and ssl_keyfile must both be set, or neither")
     for setting, path in (("ssl_certfile", certfile), ("ssl_keyfile", keyfile)):
         try:
             with open(path, "rb"):
@@ -25,6 +25,6 @@ def check_https(certfile: str | None, keyfile: str | None) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise ConfigError(
-            f"ssl_certfile {certfile} and ssl_keyfile {keyfile}: no certificate with its key,"
-            f" both PEM and without a password ({reason})"
+            f"ssl_certfile {certfile} and ssl_keyfile {keyfile} are not a PEM "
+            f"certificate with its key, without a password ({reason})"
         ) from None

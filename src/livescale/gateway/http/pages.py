@@ -25,7 +25,9 @@ def page_origins(setting: str) -> tuple[str, ...]:
     origins = tuple(origin.strip() for origin in setting.split(",") if origin.strip())
     for origin in origins:
         if _ORIGIN.fullmatch(origin) is None:
-            raise ConfigError(f"cors_origins: '{origin}' is no origin, such as https://example.org")
+            raise ConfigError(
+                f"cors_origins: '{origin}' is an invalid origin. Write it as https://example.org"
+            )
     return origins
 
 

@@ -285,7 +285,9 @@ class _Connection(WritingConnection):
             self._watch_reading()
         elif unread_bytes:
             seconds = f"{self._limits.stalled_client_s:g} s"
-            log.info("%s read nothing for %s: its connection is closed", self.client, seconds)
+            log.info(
+                "%s read nothing for %s: the gateway closed the connection", self.client, seconds
+            )
             # With a reset: the kernel must not keep what it could not send, either.
             sock = self.transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

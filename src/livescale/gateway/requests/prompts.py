@@ -35,7 +35,7 @@ def raw_prompts(
         return [ids]
     texts = [entry for entry in prompt if not isinstance(entry, int)]
     if ids:
-        raise invalid(f"{param} mixes token ids with whole prompts", param, "invalid_value")
+        raise invalid(f"{param} mixes token ids and prompts. Give one kind", param, "invalid_value")
     return list(texts)
 
 
@@ -52,8 +52,8 @@ def check_fits(card: ModelCard, codec: TextCodec, prompt: RawPrompt, param: str)
         tokens, least = len(prompt), ""
     if tokens >= limit:
         raise context_length_exceeded(
-            f"The prompt has {least}{tokens} tokens; {quoted(card.name)} takes at most {limit},"
-            " the generated ones included",
+            f"The prompt has {least}{tokens} tokens. {quoted(card.name)} takes at most "
+            f"{limit}, including the generated ones",
             param,
         )
 
@@ -90,7 +90,7 @@ def check_chat(body: ChatBody) -> None:
     for place, message in enumerate(body.messages):
         if message.role not in ROLES:
             raise invalid(
-                f"{quoted(message.role)} is no role: it is one of {', '.join(ROLES)}",
+                f"{quoted(message.role)} is an unknown role. Give one of {', '.join(ROLES)}",
                 f"messages[{place}].role",
                 "invalid_value",
             )

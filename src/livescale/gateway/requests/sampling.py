@@ -137,14 +137,15 @@ def _check_length(card: ModelCard, prompt_tokens: int, asked: int | None, param:
         raise invalid(f"{param} is empty", param)
     if prompt_tokens >= limit:
         raise context_length_exceeded(
-            f"The prompt has {prompt_tokens} tokens; {quoted(card.name)} takes at most {limit},"
-            " the generated ones included",
+            f"The prompt has {prompt_tokens} tokens. {quoted(card.name)} takes at most "
+            f"{limit}, including the generated ones",
             param,
         )
     if asked is not None and prompt_tokens + asked > limit:
         raise context_length_exceeded(
-            f"The prompt has {prompt_tokens} tokens and {asked} more are asked for, which makes"
-            f" {prompt_tokens + asked}; {quoted(card.name)} takes at most {limit}",
+            f"The prompt has {prompt_tokens} tokens and the request asks for {asked} "
+            f"more, {prompt_tokens + asked} in all. {quoted(card.name)} takes at most "
+            f"{limit}",
             param,
         )
 
@@ -160,8 +161,8 @@ def _choices(body: GenerationBody, prompts: int) -> int:
         raise _wrong("best_of", f"absent or equal to n ({choices})", body.best_of)
     if prompts * choices > GENERATIONS_MAX:
         raise invalid(
-            f"{prompts} prompts times n={choices} makes {prompts * choices} texts; one request may"
-            f" ask for {GENERATIONS_MAX}",
+            f"{prompts} prompts times n={choices} makes {prompts * choices} texts, "
+            f"above the maximum of {GENERATIONS_MAX} per request",
             "n" if choices > 1 else "prompt",
             "invalid_value",
         )
@@ -220,7 +221,8 @@ def _logprobs(body: GenerationBody, vocabulary: int) -> int | None:
         wanted = _whole("logprobs", body.logprobs, 0, LOGPROBS_MAX, 0)
         if body.echo:
             raise invalid(
-                "echo with logprobs is not supported: the prompt's log probabilities are not known",
+                "echo with logprobs is not supported: the pool does not compute log "
+                "probabilities of the prompt",
                 "echo",
                 "unsupported_value",
             )

@@ -45,8 +45,8 @@ class ServedModel:
         if not left_out:
             return ()
         return (
-            f"model {self.card.name}: the chat template leaves out what messages say"
-            f" (role {', '.join(left_out)}): it does not reach the model",
+            f"model {self.card.name}: the chat template leaves out messages of role "
+            f"{', '.join(left_out)}. The model does not receive them",
         )
 
 

@@ -118,7 +118,7 @@ class Generation:
 
     async def _answer_timeout(self, send: Send) -> None:
         assert self._timeout_s is not None
-        message = f"The request did not finish within {self._timeout_s:g} s"
+        message = f"The request exceeded its time limit of {self._timeout_s:g} s"
         error = ApiError(504, message, code="request_timeout")
         if not self._has_started:
             raise error

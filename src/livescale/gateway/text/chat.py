@@ -94,8 +94,8 @@ class ChatTemplate:
         """
         if reasoning_effort is not None and not self._knows_effort:
             raise invalid(
-                f"The model's chat template has no reasoning_effort: {quoted(reasoning_effort)}"
-                " would change nothing; leave it out (or send null)",
+                "The model's chat template does not support reasoning_effort"
+                f" ({quoted(reasoning_effort)}). Leave it out, or send null",
                 "reasoning_effort",
                 "unsupported_parameter",
             )
@@ -154,7 +154,7 @@ def _up_to_tag(text: str, final: str) -> str:
     place = text.rfind(_END_TAG.rstrip())
     if place < 0 or final.strip() not in text:
         message = (
-            "The model's chat template does not keep the final message: it cannot be continued"
+            "The model's chat template changes the final message. Leave out continue_final_message"
         )
         raise invalid(message, "continue_final_message", code="chat_template_error")
     is_space_kept = text.startswith(_END_TAG, place)

@@ -132,7 +132,7 @@ class TextCodec:
         template, renderers = self._template, self._work.renderers
         if template is None:
             raise invalid(
-                "This model has no chat template: use /v1/completions", "model", "no_chat_template"
+                "This model has no chat template. Use /v1/completions", "model", "no_chat_template"
             )
         async with self._rendering.holding(1):
             return await template.render(

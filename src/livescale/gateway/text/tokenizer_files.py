@@ -127,7 +127,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _read_tokenizer(path: Path) -> Tokenizer:
     if not path.is_file():
-        raise ValueError(f"{path} does not exist: a model needs a fast tokenizer")
+        raise ValueError(f"{path} is missing. LiveScale needs a fast tokenizer (tokenizer.json)")
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exceptions

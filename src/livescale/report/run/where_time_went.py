@@ -58,8 +58,8 @@ def slow_text(slow: SlowRequests) -> str:
     if not slow.requests:
         return ""
     words = {
-        "while it loaded": slow.loading_ns,
-        "while all devices were taken": slow.full_ns,
+        "while the model loaded": slow.loading_ns,
+        "while devices were full": slow.full_ns,
         "while neither": slow.held_back_ns,
         "computing": slow.compute_ns,
     }

@@ -64,7 +64,7 @@ class KeptChildren:
         except TimeoutError:
             for child in children:
                 if child.is_alive:
-                    _log.warning("%s does not end: killing it", child.name)
+                    _log.warning("%s exceeded its time to end; the supervisor kills it", child.name)
                     child.signal(signal.SIGKILL)
 
     async def close(self) -> None:

@@ -222,7 +222,12 @@ class ControllerProcess:
         hello = await self._tenure.hello(wire)
         self.heartbeats.add(wire)
         if isinstance(hello, protocol.MemberHello | joining.HostHello) and self._is_gateways(wire):
-            wire.send(protocol.Refused("this machine's certificate is a gateway's: it is no host"))
+            wire.send(
+                protocol.Refused(
+                    "The certificate of this machine is for a gateway. Make one for a node "
+                    "with `livescale cluster member`"
+                )
+            )
             wire.close()
         elif isinstance(hello, protocol.MemberHello):
             await self._serve_member(hello, wire)
@@ -236,7 +241,7 @@ class ControllerProcess:
             # Who sends this has another wire, to this life or to a later one.
             wire.close()
         else:
-            _log.warning("a connection without a hello was closed (%s)", wire.error)
+            _log.warning("The controller closed a connection without a greeting (%s)", wire.error)
             wire.close()
 
     def _is_gateways(self, wire: Wire[protocol.ToController]) -> bool:
@@ -266,7 +271,7 @@ class ControllerProcess:
                 wire.close()
                 break
             self._push(message)
-        _log.info("%s is gone: %s", ref, wire.error)
+        _log.info("%s is disconnected: %s", ref, wire.error)
         del self._members[ref]
         self._lost[ref] = None
         self._push(events.WorkerLost(ref, wire.error or "connection closed"))

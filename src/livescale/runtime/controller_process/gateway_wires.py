@@ -73,7 +73,7 @@ class GatewayWires:
         """Serve a gateway, which is told what is `known` first, until its wire ends."""
         name = hello.gateway
         if not may_have_name(name, wire, self._wires):
-            _log.warning("a gateway that calls itself %s, which another one is, is cut off", name)
+            _log.warning("A second gateway named %s was disconnected", name)
             wire.close()
             return
         if name in self._wires:
@@ -88,7 +88,7 @@ class GatewayWires:
                 wire.error = f"it sent {type(message).__name__}, which is not its to send"
                 wire.close()
                 break
-        _log.info("gateway %s is gone: %s", name, wire.error)
+        _log.info("gateway %s is disconnected: %s", name, wire.error)
         if self._wires.get(name) is wire:
             self._forget(name)
 

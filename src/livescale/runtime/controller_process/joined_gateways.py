@@ -52,7 +52,7 @@ class JoinedGateways:
             wire.break_off(f"a gateway's supervisor sent {type(message).__name__}")
         if self._wires.get(hello.name, ("", None))[1] is wire:
             del self._wires[hello.name]
-            self._tell(News(f"gateway {hello.name} is gone: {wire.error}", is_problem=True))
+            self._tell(News(f"gateway {hello.name} is lost: {wire.error}", is_problem=True))
 
     def say_farewell(self) -> None:
         """The pool is about to end: each gateway lets running requests finish, and ends."""
@@ -67,7 +67,7 @@ class JoinedGateways:
         here = self._wires.get(hello.name)
         if here is not None and here[0] != hello.start:
             raise HostRefusedError(
-                f"a gateway named {hello.name} is here: choose another --name", may_pass=True
+                f"a gateway named {hello.name} is in the pool: choose another --name", may_pass=True
             )
 
     def _tell(self, news: News) -> None:

@@ -68,7 +68,7 @@ class JoinedHosts:
             self._check(hello)
             numbers = self._ledger.admit(hello.name, hello.workers, hello.clock_ns, hello.numbers)
         except HostRefusedError as error:
-            _log.warning("host %r is refused: %s", hello.name, error)
+            _log.warning("node %r was rejected: %s", hello.name, error)
             wire.send(protocol.Refused(str(error), error.may_pass))
             wire.close()
             return
@@ -124,7 +124,7 @@ class JoinedHosts:
             try:
                 self._racks = read_racks(Path(self._pool.racks))
             except ConfigError as error:
-                _log.warning("racks stay as they were: %s", error)
+                _log.warning("The racks file is invalid; the previous racks stay in use: %s", error)
         rack = self._racks.get(host, self._pool.rack)
         return msgspec.structs.replace(settings_elsewhere(self._pool), rack=rack)
 
@@ -139,16 +139,16 @@ class JoinedHosts:
         if hello.wants:
             self._check_wanted(hello)
         if not 0 <= hello.workers <= WORKERS_MAX:
-            raise HostRefusedError(f"a host has 0 to {WORKERS_MAX} workers, not {hello.workers}")
+            raise HostRefusedError(f"A node has 0 to {WORKERS_MAX} workers, not {hello.workers}")
         if hello.kv_bytes is not None and hello.kv_bytes < self._pool.kv_bytes:
             raise HostRefusedError(
-                f"kv_bytes {hello.kv_bytes} is less than the pool's {self._pool.kv_bytes}:"
-                " requests could be too long for this host"
+                f"kv_bytes of the node is {hello.kv_bytes}, below the pool's "
+                f"{self._pool.kv_bytes}. Give the node at least as much"
             )
         here = self._wires.get(hello.name)
         if here is not None and here[0] != hello.clock_ns:
             raise HostRefusedError(
-                f"a host named {hello.name} is here: choose another --name", may_pass=True
+                f"a node named {hello.name} is in the pool: choose another --name", may_pass=True
             )
 
     def _check_wanted(self, hello: joining.HostHello) -> None:
@@ -160,7 +160,7 @@ class JoinedHosts:
         if hello.wants not in models:
             names = ", ".join(models) or "none"
             raise HostRefusedError(
-                f"the pool has no model '{hello.wants}' in one piece: it has {names}"
+                f"the pool has no model '{hello.wants}' in one piece. Available: {names}"
             )
         if hello.workers:
             raise HostRefusedError("a guest, which wants a model, brings no workers")
@@ -184,9 +184,9 @@ class JoinedHosts:
         elif is_guest:
             # Of a process that comes again under another name, if at all.
             self._ledger.leave(name)
-            self._keep(News(f"guest {name} is gone: {wire.error}"))
+            self._keep(News(f"guest {name} is lost: {wire.error}"))
         else:
-            self._keep(News(f"host {name} is gone: {wire.error}", is_problem=True))
+            self._keep(News(f"node {name} is lost: {wire.error}", is_problem=True))
 
     def _keep(self, news: News) -> None:
         """The controller's next life must know the numbers."""
@@ -207,13 +207,16 @@ def check_may_join(
 ) -> None:
     """Raises HostRefusedError for a machine that cannot join, whatever else is true of it."""
     if pool.listen is None:
-        raise HostRefusedError("no machine may join this pool: serve was started without --listen")
+        raise HostRefusedError("This pool accepts no nodes. Start `serve` with --listen")
     if hello.version != __version__:
         raise HostRefusedError(
-            f"the pool runs livescale {__version__}, this {kind} {hello.version}"
+            f"The pool runs livescale {__version__}, this {kind} {hello.version}. "
+            "Install the same version"
         )
     if not 0 < len(hello.name) <= joining.NAME_CHARS_MAX or not hello.name.isprintable():
-        raise HostRefusedError(f"a {kind}'s name has 1 to 253 printable characters")
+        raise HostRefusedError(
+            f"A {kind}'s name has 1 to 253 printable characters. Choose another --name"
+        )
 
 
 def settings_elsewhere(pool: PoolConfig) -> PoolConfig:

@@ -74,7 +74,7 @@ class StepNews:
             return News(f"{changes.member_name(change.member)} has joined{again}")
         if isinstance(change, changes.MemberLost):
             loads = [held.model for held in change.holdings if held.whole_ns is None]
-            was = f" while it loaded {', '.join(loads)}" if loads else ""
+            was = f" while loading {', '.join(loads)}" if loads else ""
             text = f"{changes.member_name(change.member)} is lost{was}: {change.reason}"
             return News(text, is_problem=True)
         if isinstance(change, changes.Decided):
@@ -91,10 +91,10 @@ class StepNews:
             size = size_text(policy.spec.size_bytes)
             return News(f"model {policy.spec.name}: published, {size}, {_limits_text(policy)}")
         if isinstance(change, ModelRemoved):
-            return News(f"model {change.model}: withdrawn, it takes no new requests")
+            return News(f"model {change.model}: withdrawn; the gateway rejects new requests")
         if isinstance(change, ModelGone):
             self._failures.pop(change.model, None)
-            return News(f"model {change.model}: gone, nothing of it is left")
+            return News(f"model {change.model}: removed from all workers")
         return None
 
     def _ordered(self, load: HoldingHistory) -> News | None:
@@ -104,7 +104,7 @@ class StepNews:
         if load.model in self._failing:
             return None  # one of many trials
         size, senders = size_text(load.size_bytes), ", ".join(load.senders)
-        return News(f"{_named(load)} gets {size} from {senders}")
+        return News(f"{_named(load)} receives {size} from {senders}")
 
     def _completed(self, now_ns: int, load: HoldingHistory) -> News | None:
         if load not in self._loads:
@@ -132,9 +132,9 @@ class StepNews:
             return None
         self._failing[load.model] = (now_ns, is_given_up)
         if is_given_up:
-            text = f"model {load.model}: cannot be loaded now, and is tried again: {load.reason}"
+            text = f"model {load.model}: cannot be loaded now, and is retried: {load.reason}"
         else:
-            text = f"{_named(load)} failed, and is tried again: {load.reason}"
+            text = f"{_named(load)} failed and is retried: {load.reason}"
         return News(text, is_problem=True)
 
     def _recovered(self, model: str, models: Mapping[str, ModelSummary]) -> News | None:
@@ -142,7 +142,7 @@ class StepNews:
         if status is not None and status.is_failing:
             return None
         del self._failing[model]
-        return News(f"model {model}: loads again") if status is not None else None
+        return News(f"model {model}: loads succeed again") if status is not None else None
 
 
 def _limits_text(policy: ModelPolicy) -> str:

@@ -51,7 +51,10 @@ class OpenQuestions:
         """The controller is gone: it answers nothing."""
         for answered in self._asked.values():
             if not answered.done():
-                reason = "the controller was restarted before it answered: look at the models"
+                reason = (
+                    "the controller restarted before it answered. Check the models with "
+                    "GET /admin/models"
+                )
                 answered.set_exception(Unavailable(reason))
 
     def __repr__(self) -> str:

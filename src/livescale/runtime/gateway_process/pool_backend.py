@@ -217,7 +217,7 @@ class PoolBackend:
             return
         self._away_since_ns = wire.received_ns or self._away_since_ns
         self._questions.leave_unanswered()
-        _log.info("the controller is gone (%s); streams go on", wire.error)
+        _log.info("The gateway lost the controller (%s); streams continue", wire.error)
 
     def _look_if_known(self) -> None:
         if self._shelf.status is None or not self._intake.has_models:
@@ -237,7 +237,7 @@ class PoolBackend:
             # worker runs ends by itself: its last tokens may be on the way.)
             model = self._transcripts[entry.request].asked.model
             if entry.owner is None and model not in names:
-                reason = f"the model '{model}' was removed"
+                reason = f"the model '{model}' was removed from the pool"
                 self._carry_out(self._ledger.failed(entry.request, reason))
         self._look_if_known()
 
@@ -245,7 +245,7 @@ class PoolBackend:
         """Ask the controller. Raises ModelRefused or Unavailable."""
         self._check_started()
         if self._acting.wire is None:
-            raise backend.Unavailable("the controller is being restarted")
+            raise backend.Unavailable("the controller is restarting. Retry")
         return await self._questions.ask(question, self._acting.wire.send)
 
     def _tell_controller(
@@ -265,7 +265,10 @@ class PoolBackend:
 
     def _waited_too_long(self, transcript: Transcript) -> None:
         asked = transcript.asked
-        waited = f"no instance of '{asked.model}' took it in {self._boot.pool.queue_timeout_s:g} s"
+        waited = (
+            f"no instance of '{asked.model}' was free within "
+            f"{self._boot.pool.queue_timeout_s:g} s (queue_timeout_s)"
+        )
         retry_after_s = self._transcripts.wait_s(asked.model, asked.client.name)
         failure = backend.NoInstance(waited, retry_after_s, "queue_timeout")
         self._carry_out(self._ledger.cancel(asked.request, Outcome.FAILED, waited), failure)

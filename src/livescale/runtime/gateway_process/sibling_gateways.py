@@ -125,7 +125,7 @@ class SiblingGateways:
             begun.write_bytes(msgspec.msgpack.encode(own))
             os.replace(begun, path)
         except OSError as error:
-            _log.warning("other gateways get no figures of this one: %s", error)
+            _log.warning("Metrics of this gateway are unavailable to the other gateways: %s", error)
             return False
         return True
 
@@ -136,7 +136,7 @@ class SiblingGateways:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as error:
-            _log.warning("gateway %d: what it counted cannot be read: %s", number, error)
+            _log.warning("gateway %d: its saved counters are unreadable: %s", number, error)
             return None
 
     def _file(self, number: int) -> Path:

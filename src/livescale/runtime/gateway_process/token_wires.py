@@ -85,7 +85,7 @@ class TokenWires:
                 tls=self._tls,
             )
         except OSError as error:
-            _log.warning("worker %s cannot be reached: %s", worker, error)
+            _log.warning("worker %s is unreachable: %s", worker, error)
         else:
             wire.send(GatewayHello(self._gateway))
             self._heartbeats.add(wire)
@@ -94,7 +94,7 @@ class TokenWires:
                 wire.send(unsent)
             async for message in wire:
                 self._received(worker, message)
-            _log.info("worker %s is gone: %s", worker, wire.error)
+            _log.info("worker %s is disconnected: %s", worker, wire.error)
             del self._wires[worker]
         del self._readers[worker]
         self._unsent.pop(worker, None)

@@ -52,7 +52,10 @@ class ClusterFolder:
     def init(self, days: int = DAYS) -> Path:
         """Make the authority and the member "head"; its folder. Raises ClusterError."""
         if (self._path / CA_FILE).exists() or (self._path / CA_KEY_FILE).exists():
-            raise ClusterError(f"{self._path}: there is an authority already; it is kept")
+            raise ClusterError(
+                f"{self._path} has a certificate authority already. Give another --folder, "
+                "or use this authority"
+            )
         key = ec.generate_private_key(ec.SECP256R1())
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -69,11 +72,13 @@ class ClusterFolder:
         """Make what the machine of a new member needs, in a folder: of one that may be the head
         besides, or of one that may be a gateway only. Raises ClusterError."""
         if not _NAME.fullmatch(name) or name in (HEAD_ROLE, GATEWAY_ROLE):
-            raise ClusterError(f"'{name}' is no name of a member: letters, digits, '-' and '.'")
+            raise ClusterError(
+                f"'{name}' is an invalid member name. Use letters, digits, '-' and '.'"
+            )
         folder = self._path / name
         if (folder / CERTIFICATE_FILE).exists():
             raise ClusterError(
-                f"{folder}: the member has a certificate; revoke it first, or choose another name"
+                f"{folder}: the member has a certificate. Revoke it first, or choose another name"
             )
         ca, ca_key = self._authority()
         key = ec.generate_private_key(ec.SECP256R1())
@@ -96,7 +101,9 @@ class ClusterFolder:
         try:
             certificate = x509.load_pem_x509_certificate(path.read_bytes())
         except (OSError, ValueError):
-            raise ClusterError(f"{path}: there is no member of that name") from None
+            raise ClusterError(
+                f"{path} is missing: no certificate was made for that name"
+            ) from None
         numbers = [entry.serial_number for entry in self._listed()]
         if certificate.serial_number not in numbers:
             numbers.append(certificate.serial_number)
@@ -113,11 +120,14 @@ class ClusterFolder:
             key = serialization.load_pem_private_key(text, None)
         except (OSError, ValueError):
             raise ClusterError(
-                f"{self._path}: there is no authority that can be read:"
-                f" livescale cluster init --folder {self._path}"
+                f"{self._path} is missing or unreadable. Make an authority with: "
+                f"livescale cluster init --folder {self._path}"
             ) from None
         if not isinstance(key, _Key):
-            raise ClusterError(f"{self._path}: the authority is not one of `livescale cluster`")
+            raise ClusterError(
+                f"{self._path}: the authority was not made by `livescale cluster`. Make one "
+                "with `livescale cluster init`"
+            )
         return ca, key
 
     def _listed(self) -> x509.CertificateRevocationList:
@@ -125,7 +135,9 @@ class ClusterFolder:
         try:
             return x509.load_pem_x509_crl(path.read_bytes())
         except (OSError, ValueError):
-            raise ClusterError(f"{path}: this is no list of revoked certificates") from None
+            raise ClusterError(
+                f"{path} is not a valid list of revoked certificates. Restore it from a backup"
+            ) from None
 
     def _write_revoked(self, numbers: list[int]) -> None:
         ca, key = self._authority()

@@ -97,10 +97,13 @@ class HeadTalk(Generic[AnyWelcome]):
             except OutcastError as error:
                 await patience.suffer(str(error), is_hopeless=True)
             except StrangerError as error:
-                reason = f"{error} (another pool, or an old token file?)"
+                reason = f"{error}. Check that the token file is of this pool and current"
                 await patience.suffer(reason, is_hopeless=self._pool is None)
             except TimeoutError:
-                reason = "no answer (does a firewall on the way drop what is sent?)"
+                reason = (
+                    "no answer within the timeout. Check the firewall between this machine "
+                    "and the head node"
+                )
                 await patience.suffer(reason, is_endless=self._pool is not None)
             except OSError as error:
                 await patience.suffer(_reason(error), is_endless=self._pool is not None)
@@ -112,7 +115,12 @@ class HeadTalk(Generic[AnyWelcome]):
                 self._pool = answer.pool
                 if await _while_beating(wire, answer.pool.lost_after_ms, stay(wire, answer)):
                     return
-                self._tell(News(f"the controller is away ({wire.error})", is_problem=True))
+                self._tell(
+                    News(
+                        f"the controller is disconnected ({wire.error}); connecting again",
+                        is_problem=True,
+                    )
+                )
                 patience.begin()
 
     async def until_farewell(self, wire: Wire[ToHost]) -> bool:
@@ -141,13 +149,13 @@ class HeadTalk(Generic[AnyWelcome]):
         """Say who this is; the answer. Raises OSError where none comes."""
         if await _in_time(met_on(wire, self._fence)) is None:
             wire.close()
-            raise ConnectionError(wire.error or "the controller did not say which it is")
+            raise ConnectionError(wire.error or "the controller sent no epoch")
         wire.send(hello)
         answer = await wire.hello()
         if isinstance(answer, Refused | self._kind):
             return answer
         wire.close()
-        raise ConnectionError(wire.error or "the controller gave no answer")
+        raise ConnectionError(wire.error or "the controller sent no answer")
 
     def __repr__(self) -> str:
         return f"<HeadTalk with {address_text(self._head.host, self._head.port)}>"
@@ -161,7 +169,10 @@ def way_to(head: tuple[str, int]) -> str:
             probe.connect(where)  # sends nothing
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise JoinError(f"there is no way to {head[0]}: {error.strerror}") from error
+        raise JoinError(
+            f"the head node {head[0]} is unreachable: {error.strerror}. Check the address "
+            "and the network"
+        ) from error
 
 
 def _reason(error: OSError) -> str:
@@ -217,6 +228,6 @@ class _Patience:
         if reason != self._told:
             self._told = reason
             until = "" if is_endless else f" for {max(left_s, 0):.0f} s"
-            self._tell(News(f"{self._head}: {reason}; trying again{until}", is_problem=True))
+            self._tell(News(f"{self._head}: {reason}; retrying{until}", is_problem=True))
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)

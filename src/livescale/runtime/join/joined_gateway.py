@@ -148,10 +148,10 @@ class JoinedGateway:
         self._check_keys(welcome)
         config: PoolConfig = msgspec.structs.replace(welcome.pool, **self._own)
         if self._config == config:
-            self._tell(News("the controller is back"))
+            self._tell(News("connected to the controller again"))
             return
         if self._config is not None:
-            self._tell(News("the pool has other settings: the gateway is started anew"))
+            self._tell(News("the pool's settings changed; the gateway restarts"))
             await self._end()
         self._config = config
         self._gateways.make(self._boot)
@@ -173,12 +173,11 @@ class JoinedGateway:
         digests = self._keys.digests
         if welcome.has_api_keys and not digests.api:
             raise JoinError(
-                "clients of this pool need keys: give --api-key-file, or set LIVESCALE_API_KEY"
+                "The pool requires API keys. Give --api-key-file, or set LIVESCALE_API_KEY"
             )
         if welcome.has_admin_keys and not digests.admin:
             raise JoinError(
-                "administrators of this pool need keys: give --admin-key-file,"
-                " or set LIVESCALE_ADMIN_KEY"
+                "The pool requires admin keys. Give --admin-key-file, or set LIVESCALE_ADMIN_KEY"
             )
 
     def _boot(self, number: int, _life: int) -> GatewayBoot:

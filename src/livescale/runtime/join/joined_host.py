@@ -129,9 +129,9 @@ class JoinedHost:
         before, self._welcome = self._welcome, welcome
         if before is not None and self._running is not None:
             if (before.numbers, before.pool) == (welcome.numbers, welcome.pool):
-                self._tell(News("the controller is back"))
+                self._tell(News("connected to the controller again"))
                 return
-            self._tell(News("the pool was started anew: this host's processes are, too"))
+            self._tell(News("the pool restarted; the processes of this node restart"))
             await self._running.end()
         self._running = _RunningHost(self._supervisor_of(welcome), self._tell)
         await self._running.start()

@@ -23,7 +23,7 @@ def check_vllm(config: PoolConfig, models: Sequence[CatalogEntry]) -> None:
     if config.device != "vllm" or not config.workers:
         return
     if config.worker_python is None:
-        raise WorkerPythonError("worker_python: none is given, and device vllm needs one")
+        raise WorkerPythonError("worker_python is missing. Device vllm needs it")
     check_worker_python(config.worker_python)
     question = VllmQuestion(
         block_tokens=config.block_tokens,

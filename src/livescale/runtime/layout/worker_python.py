@@ -28,7 +28,8 @@ def check_worker_python(python: str) -> None:
     version = _answer(python, _VERSION)
     if version != __version__:
         raise WorkerPythonError(
-            f"worker_python: {python} has livescale {version}, this command {__version__}"
+            f"worker_python: {python} has livescale {version}, this command "
+            f"{__version__}. Install the same version there"
         )
 
 
@@ -66,7 +67,7 @@ def output_of(words: Sequence[str], python: str, given: str = "") -> str:
         last = (error.stderr.strip().splitlines() or [f"it ended with {error.returncode}"])[-1]
         raise WorkerPythonError(f"worker_python: {python} cannot run livescale: {last}") from error
     except subprocess.TimeoutExpired as error:
-        raise WorkerPythonError(f"worker_python: {python} gives no answer") from error
+        raise WorkerPythonError(f"worker_python: {python} does not answer") from error
     except OSError as error:
         raise WorkerPythonError(f"worker_python: {python}: {error.strerror}") from error
     return done.stdout

@@ -64,7 +64,7 @@ class LeaseKeeper:
         while self.holds():
             await self._pause()
             await self._turn()
-        return self.problem or "another controller has taken it"
+        return self.problem or "another controller has the lease"
 
     async def give_back(self) -> None:
         """Others need not wait for its end."""
@@ -73,7 +73,7 @@ class LeaseKeeper:
             try:
                 await asyncio.to_thread(self._store.write, *last)
             except OSError as error:
-                _log.info("the lease was not given back: %s", error)
+                _log.info("The controller cannot release the lease: %s", error)
 
     # -- helpers --------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class LeaseKeeper:
 
     def _tell(self, problem: str) -> None:
         if problem and problem != self.problem:
-            _log.warning("the lease cannot be reached: %s", problem)
+            _log.warning("The controller cannot reach the lease: %s", problem)
         self.problem = problem
 
     def __repr__(self) -> str:

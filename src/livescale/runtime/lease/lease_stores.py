@@ -45,7 +45,9 @@ def lease_store(lease: str, terms: LeaseTerms) -> LeaseStore:
         return FileLease(Path(lease))
     namespace, _, name = lease.removeprefix(_KUBERNETES).rpartition("/")
     if not _NAME.fullmatch(name) or (namespace and not _NAME.fullmatch(namespace)):
-        raise ConfigError(f"lease {lease}: wants kubernetes:NAME or kubernetes:NAMESPACE/NAME")
+        raise ConfigError(
+            f"lease {lease} is invalid. Write kubernetes:NAME or kubernetes:NAMESPACE/NAME"
+        )
     return KubernetesLease(name, namespace, terms)
 
 
@@ -110,7 +112,7 @@ class FileLease:
                 return document
         except msgspec.MsgspecError:
             pass
-        raise OSError("this is no lease of a pool, or it is broken: move it away")
+        raise OSError("not a valid lease file. Remove it, or set another `lease`")
 
     def _keep(self, document: _Document) -> None:
         new = f"{self._path}.new"
@@ -161,7 +163,7 @@ class KubernetesLease:
             )
         except (KeyError, OSError) as error:
             raise ConfigError(
-                f"lease {_KUBERNETES}{name}: this is no pod with a service account ({error})"
+                f"lease {_KUBERNETES}{name} needs a Kubernetes pod with a service account ({error})"
             ) from error
         self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace)}/leases"
         self._namespace = namespace
@@ -175,7 +177,10 @@ class KubernetesLease:
         spec = found.get("spec") or {}
         holder, epoch = spec.get("holderIdentity") or "", spec.get("leaseTransitions") or 0
         if not isinstance(holder, str) or not isinstance(epoch, int):
-            raise OSError(f"the lease {self._name} is none of a pool")
+            raise OSError(
+                f"the lease {self._name} was not written by LiveScale. Remove it, or set "
+                "another `lease`"
+            )
         return LeaseRecord(holder, epoch), _version(found)
 
     def write(self, record: LeaseRecord, version: str) -> str | None:
@@ -224,7 +229,7 @@ def _checked(answer: httpx.Response) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise OSError("the API server's answer is no object")
+        raise OSError("the API server's answer is not a JSON object")
     return found
 
 

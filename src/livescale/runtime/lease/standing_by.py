@@ -54,7 +54,7 @@ def boot_acting(boot: ControllerBoot, epoch: int) -> tuple[ControllerBoot, Contr
     controller that it could take over from."""
     config = msgspec.structs.replace(boot.config, epoch=epoch)
     config = config if epoch == 1 else taking_over(config, epoch)
-    report(Status(is_acting=True, news=(News(f"this head acts now (epoch {epoch})"),)))
+    report(Status(is_acting=True, news=(News(f"this head node is leader (epoch {epoch})"),)))
     return msgspec.structs.replace(boot, config=config), ControllerEpoch(_LINE, epoch)
 
 
@@ -78,5 +78,5 @@ async def _tell_who_acts(keeper: LeaseKeeper) -> None:
     while True:
         if keeper.holder and keeper.holder != told:
             told = keeper.holder
-            report(Status(news=(News(f"this head stands by: {told} acts"),)))
+            report(Status(news=(News(f"this head node is standby; the leader is {told}"),)))
         await asyncio.sleep(0.1)

@@ -106,7 +106,7 @@ class ControllerLink:
             elif isinstance(message, protocol.Refused):
                 self.refused(message.reason)
         self._acting.end(wire)
-        _log.info("the controller is gone: %s", wire.error)
+        _log.info("The controller is disconnected: %s", wire.error)
 
     async def _probe(self) -> None:
         for event in await asyncio.to_thread(self.acquaintances.probe):

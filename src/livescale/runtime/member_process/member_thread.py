@@ -85,7 +85,7 @@ class MemberThread:
             AmendFetch: self._amend,
             DropFetch: self._drop,
             KeepLayers: self._keep_layers,
-            RefuseOrder: lambda effect: _log.warning("an order was refused: %s", effect.reason),
+            RefuseOrder: lambda effect: _log.warning("An order was rejected: %s", effect.reason),
         }
 
     # -- from other threads ---------------------------------------------------------------------

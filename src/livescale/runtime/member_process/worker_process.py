@@ -70,12 +70,12 @@ class WorkerSockets(MemberSocket):
         wire: Wire[protocol.ToTokenServer] = Wire(reader, writer, protocol.ToTokenServer)
         hello = await wire.hello()
         if not isinstance(hello, protocol.GatewayHello):
-            _log.warning("a connection without a hello was closed (%s)", wire.error)
+            _log.warning("The worker closed a connection without a greeting (%s)", wire.error)
             wire.close()
             return
         name = hello.gateway
         if not may_have_name(name, wire, self._gateways):
-            _log.warning("a gateway that calls itself %s, which another one is, is cut off", name)
+            _log.warning("A second gateway named %s was disconnected", name)
             wire.close()
             return
         self._heartbeats.add(wire)
@@ -84,7 +84,11 @@ class WorkerSockets(MemberSocket):
             if isinstance(message, protocol.GatewayHello) or not is_its_request(
                 name, message.request
             ):
-                _log.warning("gateway %s is cut off: it meddles with others' requests", name)
+                _log.warning(
+                    "The worker disconnected gateway %s: it sent orders for requests of "
+                    "another gateway",
+                    name,
+                )
                 wire.close()
                 break
             if isinstance(message, protocol.Submit):
@@ -128,7 +132,10 @@ def _executor(boot: WorkerBoot) -> InstanceExecutor:
     device = place.kind
     if device == "cuda":
         if not torch.cuda.is_available():
-            raise ValueError("device cuda: this machine has no GPU that torch can use")
+            raise ValueError(
+                "device cuda is invalid: torch finds no GPU on this machine. Install a "
+                "CUDA driver, or set another device"
+            )
         device = f"cuda:{boot.member.worker % torch.cuda.device_count()}"
     executor = TorchExecutor(
         place.kv_bytes,

@@ -92,8 +92,8 @@ def prepare_model(
     largest = max(parts, key=lambda part: part.size_bytes)
     if largest.size_bytes > config.arena_bytes:
         raise ConfigError(
-            f"model {largest.model} has {largest.size_bytes} bytes of parameters,"
-            f" a worker's arena has {config.arena_bytes} (arena_bytes): it does not fit"
+            f"model {largest.model} has {largest.size_bytes} bytes of parameters, above "
+            f"the worker's arena of {config.arena_bytes} bytes. Raise arena_bytes"
         )
     block_bytes = max(model_spec(part).kv_bytes_per_token for part in parts) * config.block_tokens
     kv_tokens = config.kv_bytes // block_bytes * config.block_tokens
@@ -145,8 +145,8 @@ def _model_tokens_max(model: ModelConfig, spec: ModelSpec) -> int:
     given, own = model.max_model_tokens, spec.model_tokens_max
     if given is not None and given > own:
         raise ConfigError(
-            f"model {spec.name}: max_model_tokens is {given}, above the model's own length of {own}"
-            " tokens"
+            f"model {spec.name}: max_model_tokens is {given}, above the model's length "
+            f"of {own} tokens. Lower it"
         )
     return own if given is None else given
 
@@ -222,8 +222,9 @@ def _check_room(hosts: Sequence[HostSeat], models: Mapping[str, int]) -> None:
     for name, size_bytes in models.items():
         if 0 < room_bytes < size_bytes:
             raise ConfigError(
-                f"model {name} has {size_bytes} bytes of parameters, a"
-                f" host has room for {room_bytes} (host_memory_bytes; 0: no copies in host memory)"
+                f"model {name} has {size_bytes} bytes of parameters, above the "
+                f"{room_bytes} bytes for host copies. Raise host_memory_bytes, or set 0 "
+                "for no copies"
             )
 
 
@@ -435,8 +436,9 @@ def check_memory(config: PoolConfig, packed_bytes: int, copies_bytes: int) -> in
         packed = f" and {packed_bytes} for packed weights (weights_layout)" if packed_bytes else ""
         copies = f", and {copies_bytes} for host copies," if copies_bytes else ""
         raise ConfigError(
-            f"{config.workers} workers with arena_bytes {config.arena_bytes} and kv_bytes"
-            f" {kv_bytes}{packed}{copies} need {needed} bytes, the machine has {total}"
+            f"{config.workers} workers with arena_bytes {config.arena_bytes} and "
+            f"kv_bytes {kv_bytes}{packed}{copies} need {needed} bytes, above the {total} "
+            "bytes of the machine. Lower them"
         )
     return needed
 

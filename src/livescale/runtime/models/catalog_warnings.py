@@ -28,8 +28,9 @@ def kv_warnings(
         return ()
     needed_bytes = -(-(tokens_max - 1) // config.block_tokens) * block_bytes
     return (
-        f"model {name}: requests may have {request_tokens_max} tokens instead of {tokens_max}:"
-        f" kv_bytes is {config.kv_bytes}, for all of them it would have to be {needed_bytes}",
+        f"model {name}: requests may have {request_tokens_max} tokens instead of "
+        f"{tokens_max}, because kv_bytes is {config.kv_bytes}. For all tokens, set "
+        f"kv_bytes to {needed_bytes}",
     )
 
 

@@ -127,7 +127,7 @@ class Publication:
             except OSError as error:
                 is_kept = False
                 if self._is_kept:
-                    _log.error("state %s cannot be written: %s", self._config.state, error)
+                    _log.error("Saving the state in %s failed: %s", self._config.state, error)
             else:
                 is_kept = True
             if is_kept != self._is_kept:
@@ -146,7 +146,7 @@ class Publication:
             if held is None or held.instance is not None or held.ending is not Ending.FAILED:
                 continue
             if held.model in self._awaited:
-                self._fail(held.model, f"no copy of it could be made: {held.reason}")
+                self._fail(held.model, f"the copy to host memory failed: {held.reason}")
         for name in [name for name in self._awaited if not self._lacks_copy(name)]:
             self._awaited.pop(name).set_result(None)
 
@@ -235,8 +235,8 @@ class Publication:
         if size > room:
             raise _Refusal(
                 protocol.ModelProblem.INVALID,
-                f"model {spec.name} has {size} bytes, the host with the most room for copies has"
-                f" {room} left (host_memory_bytes)",
+                f"model {spec.name} needs {size} bytes, above the {room} free bytes of "
+                "the largest host memory. Raise host_memory_bytes",
             )
 
     def _change(self, asked: protocol.ChangeModel) -> None:
@@ -258,7 +258,7 @@ class Publication:
             self._announce()
         else:
             for part in self._staying(name):
-                self._withdraw(part.entry.spec.name, "it was removed")
+                self._withdraw(part.entry.spec.name, "the model was removed")
 
     def _of(self, name: str) -> list[protocol.PublishedModel]:
         """The model that clients know by this name, or its stages."""

@@ -44,7 +44,7 @@ def restored_models(
     unserved = []
     for kept in state.published:
         if kept.name in names:
-            _log.warning("model %s: the configuration's replaces the kept one", kept.name)
+            _log.warning("model %s: the configuration replaces the saved model", kept.name)
             continue
         names.add(kept.name)
         try:
@@ -52,7 +52,9 @@ def restored_models(
             parts = published(config, settings, prepare_model(config, settings))
             fits(tuple(model.entry for model in (*models, *parts)))
         except (ModelError, ConfigError, OSError) as error:
-            _log.error("model %s was kept and cannot be served: %s", kept.name, error)
+            _log.error(
+                "model %s was restored from the state and cannot be served: %s", kept.name, error
+            )
             unserved.append(UnservedModel(kept, str(error)))
         else:
             models += parts
@@ -96,7 +98,9 @@ def _with_changes(config: PoolConfig, state: PoolState) -> list[ModelConfig]:
     for model in config.models:
         change = changes.get(model.name)
         if change is not None and change.configured != model:
-            _log.warning("model %s: the configuration was edited: kept limits go", model.name)
+            _log.warning(
+                "model %s: the configuration changed and replaces the saved limits", model.name
+            )
         elif change is not None:
             model = _changed(model, change.now, config)
         models.append(model)
@@ -110,5 +114,5 @@ def _changed(model: ModelConfig, now: ModelConfig, config: PoolConfig) -> ModelC
     try:
         return changed_model(model, changes, config)
     except ConfigError as error:
-        _log.warning("model %s: its kept limits do not hold any more: %s", model.name, error)
+        _log.warning("model %s: the saved limits are invalid: %s", model.name, error)
         return model

@@ -64,7 +64,7 @@ class StateDirectory:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._lock_fd = os.open(path / _LOCK, flags, _FILE_MODE)
         except OSError as error:
-            raise ConfigError(f"state {path}: cannot be used: {error.strerror}") from error
+            raise ConfigError(f"state {path} cannot be used: {error.strerror}") from error
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -128,12 +128,16 @@ def _check_ours(path: Path) -> None:
     """Who may write into the directory says which files the pool reads."""
     found = path.stat()
     if not stat.S_ISDIR(found.st_mode):
-        raise ConfigError(f"state {path}: is not a directory")
+        raise ConfigError(f"state {path} is not a directory. Set another `state`")
     if found.st_uid != os.geteuid():
-        raise ConfigError(f"state {path}: belongs to another user ({found.st_uid})")
+        raise ConfigError(
+            f"state {path} is owned by another user ({found.st_uid}). Set another `state`"
+        )
     if found.st_mode & 0o022:
         mode = stat.S_IMODE(found.st_mode)
-        raise ConfigError(f"state {path}: others may write there (mode {mode:04o}): chmod 700 it")
+        raise ConfigError(
+            f"state {path} is writable by other users (mode {mode:04o}). Run: chmod 700 {path}"
+        )
 
 
 def _decoded(raw: bytes, file: Path) -> PoolState:
@@ -145,14 +149,16 @@ def _decoded(raw: bytes, file: Path) -> PoolState:
             raise msgspec.ValidationError(f"its kind is {head.kind[:50]!r}, not {_KIND!r}")
     except msgspec.MsgspecError as error:
         raise ConfigError(
-            f"state: {file} is no state of a pool, or is broken: {error}; move it away, or name"
-            " another directory"
+            f"state: {file} is not a valid state file: {error}. Remove it, or set another `state`"
         ) from None
     if head.version != _VERSION:
         raise ConfigError(
-            f"state: {file} has version {head.version}, this LiveScale reads version {_VERSION}"
+            f"state: {file} has version {head.version}, this LiveScale reads version "
+            f"{_VERSION}. Remove it, or set another `state`"
         )
     try:
         return msgspec.json.decode(raw, type=_Document).state
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"state: {file} is broken: {error}; move it away") from None
+        raise ConfigError(
+            f"state: {file} is not a valid state file: {error}. Remove it, or set another `state`"
+        ) from None

@@ -102,11 +102,11 @@ class _KeyFile:
             weights = self._read()
         except ConfigError as error:
             if str(error) != self._problem:
-                _log.warning("%s; the keys of before go on to work", error)
+                _log.warning("%s. The previous keys stay valid", error)
             self._problem = str(error)
             return
         if weights != self.weights or self._problem is not None:
-            _log.info("%s %s was read again: %d keys", self._setting, self._path, len(weights))
+            _log.info("Reloaded %s %s: %d keys", self._setting, self._path, len(weights))
         self._problem = None
         self.weights = weights
 

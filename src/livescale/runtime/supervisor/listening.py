@@ -53,7 +53,7 @@ def _listen(host: str, port: int, is_shared: bool) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
-                f"port {port} on {host} is in use: choose another (0: any free port)"
+                f"port {port} on {host} is in use. Choose another port (0 for any free port)"
             ) from error
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener

@@ -30,8 +30,13 @@ class OwnGateways:
         self._accepting: dict[str, int] = {}
         cores = len(os.sched_getaffinity(0))
         if self.count > cores:
-            words = f"gateways is {self.count}, and this machine has {cores} cores for all"
-            tell(News(f"{words}: more than one for each core serve no more", is_problem=True))
+            words = f"gateways is {self.count}, and this machine has {cores} cores"
+            tell(
+                News(
+                    f"{words}. More than one gateway per core does not raise throughput",
+                    is_problem=True,
+                )
+            )
 
     def make(self, boot: Callable[[int, int], GatewayBoot], prefix: tuple[str, ...] = ()) -> None:
         """The children, anew. `boot` makes the boot message of a gateway's life from its number and

@@ -56,7 +56,7 @@ class SharedPort:
             self._sockets[0].setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, described)
         except OSError as error:
             self._is_dealt_among_all = True
-            _log.warning("connections wait for gateways that are being replaced: %s", error)
+            _log.warning("Connections wait for the restart of gateways: %s", error)
 
     def close(self) -> None:
         for one in self._sockets:

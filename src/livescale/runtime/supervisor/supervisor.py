@@ -392,11 +392,16 @@ def _control_address(config: PoolConfig, layout: PoolLayout) -> tuple[str, int]:
 def _check(config: PoolConfig, layout: PoolLayout, is_standby: bool) -> None:
     """Raises ConfigError."""
     if len(layout.seats) != config.workers:
-        raise ConfigError(f"workers is {config.workers}, but there are {len(layout.seats)} devices")
+        raise ConfigError(
+            f"workers is {config.workers}, but the layout has {len(layout.seats)} devices. "
+            "Give the number of devices, or leave out workers"
+        )
     check_https(config.ssl_certfile, config.ssl_keyfile)
     are_several = config.lease is not None and config.heads is not None
     if not are_several and (config.lease or config.heads or is_standby):
-        raise ConfigError("several heads need both: heads (their addresses) and lease")
+        raise ConfigError(
+            "Several head nodes need both settings: heads (their addresses) and lease"
+        )
     other_heads(config, Address("", 0))
     if config.racks is not None:
         read_racks(Path(config.racks))

@@ -146,7 +146,7 @@ class Door:
         now_s = time.monotonic()
         if now_s - self._logged_s >= _LOG_GAP_S:
             count, self._refused, self._logged_s = self._refused, 0, now_s
-            _log.warning("%s: %d connections refused, the last: %s", self._name, count, reason)
+            _log.warning("%s: %d connections rejected. Last reason: %s", self._name, count, reason)
 
     def __repr__(self) -> str:
         return f"<Door {self._name!r}, {len(self._strangers)} strangers>"
@@ -180,7 +180,9 @@ async def enter(
         if isinstance(error, ProofError):
             raise StrangerError(f"what listens there is not the {name}: {error}") from None
         if isinstance(error, ssl.SSLError):
-            reason = f"the {name} there and this side's certificate do not fit: {_words(error)}"
+            reason = (
+                f"the certificates of the {name} and of this machine do not match: {_words(error)}"
+            )
             raise StrangerError(reason) from None
         if isinstance(error, EOFError | ConnectionResetError):
             reason = str(error) or "it ended the connection"

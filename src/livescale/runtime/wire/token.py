@@ -66,10 +66,13 @@ def check_authority(where: str, token: JoinToken, fingerprint: str | None) -> No
     if token.fingerprint == fingerprint:
         return
     if fingerprint is None:
-        raise ConfigError(f"{where}: the pool of this token has certificates: give tls_dir")
+        raise ConfigError(f"{where} is of a pool with certificates. Give tls_dir")
     if token.fingerprint is None:
-        raise ConfigError(f"{where}: the pool of this token has no certificates")
-    raise ConfigError(f"{where}: its certificate authority is not the one in tls_dir")
+        raise ConfigError(f"{where} is of a pool without certificates. Leave out tls_dir")
+    raise ConfigError(
+        f"{where} is of a pool with another certificate authority than tls_dir. Give the "
+        "tls_dir of that pool"
+    )
 
 
 def read_token(path: Path) -> JoinToken:
@@ -81,11 +84,13 @@ def read_token(path: Path) -> JoinToken:
     except OSError as error:
         raise ConfigError(f"token_file {path}: {error.strerror}") from error
     if not is_private(found.st_mode, found.st_uid, os.geteuid()):
-        raise ConfigError(f"token_file {path}: others may read it: chmod 600 {path}")
+        raise ConfigError(f"token_file {path} is readable by other users. Run: chmod 600 {path}")
     try:
         token = msgspec.json.decode(text, type=JoinToken)
     except msgspec.MsgspecError:
         token = JoinToken("", kind="")
     if token.kind != _KIND or len(token.secret) < _SECRET_CHARS_MIN:
-        raise ConfigError(f"token_file {path}: this is no token that `livescale serve` wrote")
+        raise ConfigError(
+            f"token_file {path} is not a valid token. Copy the file that `livescale serve` wrote"
+        )
     return token

@@ -76,7 +76,7 @@ class RecordClaim:
             raise RecordError(f"{path}: is being written by another pool or command") from error
         for _, part in parts_of(path):
             if not _is_record(part):
-                raise RecordError(f"{part}: is there already, and is not a run record")
+                raise RecordError(f"{part} exists and is not a run record. Set another `record`")
 
 
 class RecordFile:
@@ -162,7 +162,7 @@ class RecordFile:
         if self.problem is None:
             self.problem = why
             _log.error(
-                "the record %s cannot be written and is closed: %s; serving goes on",
+                "Writing the run record %s failed and stopped: %s. The pool continues",
                 part_path(self._path, self._number),
                 why,
             )

@@ -61,7 +61,10 @@ class Arena:
             self._touch(0, self._kept_bytes)
         except (OSError, ValueError) as error:
             self._close_fd()
-            raise ArenaError(f"no memory for an arena of {size_bytes} bytes: {error}") from error
+            raise ArenaError(
+                f"The allocation of an arena of {size_bytes} bytes failed: {error}. Lower "
+                "arena_bytes"
+            ) from error
         self._view = memoryview(self._memory)
         self._is_closed = False
 
@@ -94,12 +97,15 @@ class Arena:
         left = memory.available - memory.total * _RESERVE_PERCENT // 100
         if needed > left:
             raise ArenaError(
-                f"{needed} bytes more memory are needed, the machine has {max(left, 0)} to spare"
+                f"The load needs {needed} more bytes, and the machine has {max(left, 0)} "
+                "free. Lower arena_bytes"
             )
         try:
             self._touch(start, needed)
         except OSError as error:
-            raise ArenaError(f"no memory for {needed} bytes more: {error}") from error
+            raise ArenaError(
+                f"The allocation of {needed} more bytes failed: {error}. Lower arena_bytes"
+            ) from error
 
     def give_back(self, offset_bytes: int, size_bytes: int) -> None:
         """These bytes are not needed any more: what was touched late goes back to the machine."""
