@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +104,20 @@ def test_a_host_that_leaves_in_order_disturbs_no_stream(
         assert bob.ended() == 0
     assert bob.said("left")
     wait_until(lambda: head.gauge("workers") == 2, "the other host stays")
+
+
+def test_what_leaves_in_order_is_not_reported_as_lost(
+    head: LocalPool, alice: Joiner, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "livescale"):
+        carol = Joiner(head, "carol", tmp_path, "--workers", "1")
+        with closing(carol):
+            wait_until(lambda: head.gauge("workers") == 3, "it has joined")
+            carol.interrupt()
+            assert carol.ended() == 0
+        wait_until(lambda: bool(re.search(r"worker w\S+ has left", caplog.text)), "its worker left")
+        wait_until(lambda: "host carol has left" in caplog.text, "it has left")
+    assert "lost" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,6 +176,19 @@ def test_one_that_is_told_to_end_lets_its_streams_finish(
         check(asyncio.run(streams_while(head, interrupt, [url])), right)
         assert leaving.ended() == 0
     assert leaving.said("stopped")
+
+
+def test_a_gateway_that_leaves_is_not_reported_as_lost(
+    head: LocalPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "livescale"):
+        frank = JoinedGateway(head, "frank", tmp_path)
+        with closing(frank):
+            wait_until(lambda: frank.said("the gateway is ready after"), "it serves")
+            frank.interrupt()
+            assert frank.ended() == 0
+        wait_until(lambda: "gateway frank has left" in caplog.text, "it has left")
+    assert "lost" not in caplog.text
 
 
 @pytest.mark.long

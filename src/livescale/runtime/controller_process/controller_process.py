@@ -156,7 +156,8 @@ class ControllerProcess:
         self.shown.absorb(absorbed, decided, self._status.instances)
         self._publication.observe(changes)
         holders = (hello.holder for _, hello in self._members.values())
-        self.hosts.observe(((holder.host, holder.ref) for holder in holders), self._status.free)
+        there = ((holder.host, holder.ref) for holder in holders)
+        self._news.leave(self.hosts.observe(there, self._status.free))
         if self.recording is not None:
             self.recording.step(now_ns, absorbed, decided, changes)
         self.shown.show(self._status, self._is_recording)

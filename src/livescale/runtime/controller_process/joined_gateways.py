@@ -48,11 +48,18 @@ class JoinedGateways:
         if self._tls is not None and self._tls.revoked_list:
             wire.send(joining.RevokedMembers(self._tls.revoked_list))
         self._tell(News(f"gateway {hello.name} has joined"))
+        has_left = False
         async for message in wire:
+            if isinstance(message, joining.Farewell):
+                has_left = True
+                continue
             wire.break_off(f"a gateway's supervisor sent {type(message).__name__}")
         if self._wires.get(hello.name, ("", None))[1] is wire:
             del self._wires[hello.name]
-            self._tell(News(f"gateway {hello.name} is lost: {wire.error}", is_problem=True))
+            if has_left:
+                self._tell(News(f"gateway {hello.name} has left"))
+            else:
+                self._tell(News(f"gateway {hello.name} is lost: {wire.error}", is_problem=True))
 
     def say_farewell(self) -> None:
         """The pool is about to end: each gateway lets running requests finish, and ends."""

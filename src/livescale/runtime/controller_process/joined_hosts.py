@@ -88,15 +88,17 @@ class JoinedHosts:
         self,
         members: Iterable[tuple[str, WorkerRef]],
         free: Collection[WorkerRef],
-    ) -> None:
+    ) -> list[WorkerRef]:
         """Look whether hosts that leave may go now (see `Departures.look`). To be called after
-        every step."""
-        telling, going = self._departures.look(members, free)
+        every step. Returns the members that go with them."""
+        there = list(members)
+        telling, going = self._departures.look(there, free)
         for event in telling:
             self._push(event)
         for name in going:
             if name in self._wires:
                 self._wires[name][1].send(joining.Farewell())
+        return [ref for host, ref in there if host in going]
 
     def tell_need(
         self, lacking: int, hosts: Mapping[WorkerRef, str], busy: Collection[WorkerRef]

@@ -5,7 +5,7 @@ Looks at what changed and at the controller's status; decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from livescale.common.settings import size_text
 from livescale.control.reports.status import ModelSummary
@@ -15,7 +15,7 @@ from livescale.runtime.wire.news import LoadProgress, News
 from livescale.telemetry.history import changes
 from livescale.telemetry.history.holding_history import Ending, HoldingHistory
 from livescale.values.scaling_policies import ModelPolicy
-from livescale.values.types import Role
+from livescale.values.types import Role, WorkerRef
 
 # Loads that go on failing are news again only after this time.
 _REPEAT_NS = 300_000_000_000
@@ -32,6 +32,12 @@ class StepNews:
         #: per model, failed loads that were looked at
         self._failures: dict[str, int] = {}
         self._told: list[tuple[str, int]] = []
+        #: workers and agents whose node leaves in order
+        self._leaving: set[WorkerRef] = set()
+
+    def leave(self, members: Iterable[WorkerRef]) -> None:
+        """The end of these is in order: their node may go."""
+        self._leaving.update(members)
 
     def observe(
         self, now_ns: int, changed: Sequence[changes.Change], models: Mapping[str, ModelSummary]
@@ -73,6 +79,9 @@ class StepNews:
             again = " in its place" if change.member.incarnation else ""
             return News(f"{changes.member_name(change.member)} has joined{again}")
         if isinstance(change, changes.MemberLost):
+            if change.member in self._leaving:
+                self._leaving.remove(change.member)
+                return News(f"{changes.member_name(change.member)} has left")
             loads = [held.model for held in change.holdings if held.whole_ns is None]
             was = f" while loading {', '.join(loads)}" if loads else ""
             text = f"{changes.member_name(change.member)} is lost{was}: {change.reason}"

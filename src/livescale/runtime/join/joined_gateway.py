@@ -31,7 +31,7 @@ from livescale.runtime.supervisor.key_watch import KeyWatch
 from livescale.runtime.supervisor.own_gateways import OwnGateways, with_share_of_line
 from livescale.runtime.supervisor.pool_directory import PoolDirectory
 from livescale.runtime.wire.boot import GatewayBoot, Status
-from livescale.runtime.wire.joining import GatewayJoins, GatewayWelcome
+from livescale.runtime.wire.joining import Farewell, GatewayJoins, GatewayWelcome
 from livescale.runtime.wire.news import News, PoolProgress
 from livescale.runtime.wire.protocol import Address, Catalog, ToHost
 from livescale.runtime.wire.wire_channel import Wire
@@ -137,6 +137,7 @@ class JoinedGateway:
                 # The supervisor's own copy must close, too, or clients could still connect.
                 self._gateways.port.close()
                 await self._end()
+                wire.send(Farewell())
             return is_over
         finally:
             for task in (listening, leaving):

@@ -66,7 +66,7 @@ class GatewayWelcome(Value, frozen=True, tag=True):
 
 
 class Farewell(Value, frozen=True, tag=True):
-    """From a host with so many `members`: it wants to leave. From the controller: nothing keeps it
-    any more, or the pool ends; its processes may end."""
+    """From a host with so many `members`: it wants to leave. From a gateway: it leaves. From the
+    controller: nothing keeps it any more, or the pool ends; its processes may end."""
 
     members: int = 0
