@@ -261,7 +261,7 @@ def test_a_name_that_is_taken_is_asked_for_again(
         wait_until(lambda: first.said("the gateway is ready after"), "it serves")
         second = JoinedGateway(head, "second", tmp_path, "--name", "judy")
         with closing(second):
-            wait_until(lambda: second.said("named judy is here"), "it is refused")
+            wait_until(lambda: second.said("named judy is in the pool"), "it is refused")
             first.kill()
             wait_until(lambda: second.said("the gateway is ready after"), "it has the name now")
 

@@ -115,7 +115,7 @@ def test_what_is_broken_is_told_once_and_so_is_its_end(
     path.write_text("secret-1\n")
     watched = watch(None, path)
     assert watched.digests == KeyDigests((), (digest_of("secret-1"),))
-    for change, says in [(remove, "No such file"), (spoil, "UTF-8"), (edit, "read again: 1 keys")]:
+    for change, says in [(remove, "No such file"), (spoil, "UTF-8"), (edit, "admins: 1 keys")]:
         change(path, "secret-2")
         for _ in range(5):
             watched.look()

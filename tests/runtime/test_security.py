@@ -91,7 +91,7 @@ def test_an_old_token(head: LocalPool, cluster: Cluster, tmp_path: Path) -> None
     old = tmp_path / "old.token"
     make_token(old, cluster.head().fingerprint)
     said = refusal(Joiner(head, "bob", tmp_path, *tls_flags(cluster, "bob"), token_file=old))
-    assert "does not know the pool's secret" in said
+    assert "has a wrong token" in said
 
 
 def test_a_token_without_certificates_where_the_pool_has_some(

@@ -173,7 +173,7 @@ def test_a_gateway_without_the_token(head: LocalPool, cluster: Cluster, tmp_path
     )
     old = written(JoinToken("0" * 32, cluster.head().fingerprint), tmp_path / "old")
     said = refusal(JoinedGateway(head, "web", tmp_path, *own, *old))
-    assert "does not know the pool's secret" in said
+    assert "has a wrong token" in said
 
 
 def test_a_gateway_that_talks_in_plain_text(head: LocalPool, tmp_path: Path) -> None:

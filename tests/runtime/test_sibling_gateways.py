@@ -109,7 +109,7 @@ def test_a_file_that_is_broken_counts_for_nothing(
 ) -> None:
     (tmp_path / "gateway-1.counts").write_bytes(b"\xc1nonsense")
     assert asked(made(tmp_path, 0)) == SiblingCounts("1", NOTHING, False)
-    assert "gateway 1: what it counted cannot be read" in caplog.text
+    assert "gateway 1: its saved counters are unreadable" in caplog.text
 
 
 def test_one_that_cannot_write_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -233,7 +233,7 @@ def test_a_record_that_cannot_be_written_is_closed_with_one_line(
         assert file.problem is not None
         file.close()
     (said,) = caplog.records
-    assert "cannot be written and is closed" in said.getMessage()
+    assert "failed and stopped" in said.getMessage()
     assert str(tmp_path / name) in said.getMessage()
     read = list(read_record(tmp_path / name))
     assert read == lines[: len(read)]

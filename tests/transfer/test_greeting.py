@@ -1,4 +1,4 @@
-"""Who does not know the pool's secret gets nothing: no bytes, no descriptor, no word but HELLO."""
+"""Who has a wrong token gets nothing: no bytes, no descriptor, no word but HELLO."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_false_holder_hears_no_proof() -> None:
         world.refs.append(ME)
         world.planes[0].introduce(ME, false.getsockname())
         recorder = world.receive(1, manifest, 0, [world.feed(1, manifest, CHUNK)], CHUNK)
-        assert "does not know the pool's secret" in recorder.wait("feed_failed")[2]
+        assert "has a wrong token" in recorder.wait("feed_failed")[2]
         thread.join(WAIT_S)
         assert heard == [b""]
 
