@@ -70,7 +70,7 @@ def test_what_exists_is_kept(folder: Path) -> None:
     "name", ["", "../x", "a b", "livescale-head", "livescale-gateway", "-x" * 40]
 )
 def test_what_is_no_name(folder: Path, name: str) -> None:
-    assert "is an invalid member name" in refusal("member", "--folder", folder, "--", name)
+    assert "is an invalid machine name" in refusal("member", "--folder", folder, "--", name)
 
 
 def test_what_is_not_there(folder: Path, tmp_path: Path) -> None:

@@ -190,7 +190,10 @@ def test_an_unfinished_last_line_is_left_out(busiest: list[bytes], tmp_path: Pat
     [
         (b"", "the record has no run line"),
         (b'{"kind":"member"', "the record has no run line"),
-        (b'{"kind":"member","version":9}\n', "version 9 of member records; this program reads"),
+        (
+            b'{"kind":"member","version":9}\n',
+            "version 9 of a worker's or agent's record. This program reads",
+        ),
         (b'{"kind":"member","version":8}\n', r"jsonl:1: not a line of a member's record: .*`ref`"),
         (b"what\n", "jsonl:1: not a line of a record"),
     ],
@@ -214,7 +217,7 @@ def test_a_damaged_line_is_named(busiest: list[bytes], tmp_path: Path) -> None:
         with pytest.raises(RecordError, match=r"damaged\.jsonl:4: not a line of a member's record"):
             replay_member(read_member_record(file))
     file.write_bytes(busiest[0] * 2)
-    with pytest.raises(ReplayError, match="a second member begins after 0 steps"):
+    with pytest.raises(ReplayError, match="a second worker or agent begins after 0 steps"):
         replay_member(read_member_record(file))
 
 

@@ -36,7 +36,9 @@ def run(address: str, path: Path | None, models: list[str], flags: Mapping[str, 
     config = load(LOOPBACK)
     ray_config = load_ray_config(path, config)
     if config.listen is None:
-        raise ConfigError("listen is none, but hosts that Ray places must reach the head")
+        raise ConfigError(
+            "listen is none. Ray nodes need an address of the head node. Set `listen`, or remove it"
+        )
     own_address = connect(address)
     config = load(own_address, own_label(ray_config.rack_label))
     try:

@@ -166,11 +166,11 @@ def read_member_record(path: Path) -> Iterator[AnyMemberLine]:
     """
     first = _first_line(path)
     if first.kind != "member":
-        raise RecordError(f"{path}: not the record of a member")
+        raise RecordError(f"{path}: not the record of a worker or agent")
     if first.version != MEMBER_RECORD_VERSION:
         raise RecordError(
-            f"{path}: version {first.version} of member records;"
-            f" this program reads version {MEMBER_RECORD_VERSION}"
+            f"{path}: version {first.version} of a worker's or agent's record."
+            f" This program reads version {MEMBER_RECORD_VERSION}"
         )
     return decoded_lines(path, _decoder, "member's record")
 

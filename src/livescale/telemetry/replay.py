@@ -99,7 +99,9 @@ def replay_member(lines: Iterable[AnyMemberLine]) -> MemberReplayCheck:
     for line in lines:
         if isinstance(line, MemberLine):
             if member is not None:
-                raise ReplayError(f"a second member begins after {steps} steps of {member.ref}")
+                raise ReplayError(
+                    f"a second worker or agent begins after {steps} steps of {member.ref}"
+                )
             member = Member(
                 line.ref, line.memory_bytes, line.limits, address_bytes=line.address_bytes
             )

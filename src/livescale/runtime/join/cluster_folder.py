@@ -73,12 +73,13 @@ class ClusterFolder:
         besides, or of one that may be a gateway only. Raises ClusterError."""
         if not _NAME.fullmatch(name) or name in (HEAD_ROLE, GATEWAY_ROLE):
             raise ClusterError(
-                f"'{name}' is an invalid member name. Use letters, digits, '-' and '.'"
+                f"'{name}' is an invalid machine name. Use letters, digits, '-' and '.'"
             )
         folder = self._path / name
         if (folder / CERTIFICATE_FILE).exists():
             raise ClusterError(
-                f"{folder}: the member has a certificate. Revoke it first, or choose another name"
+                f"{folder}: this machine has a certificate already. Revoke that, or choose another"
+                " name"
             )
         ca, ca_key = self._authority()
         key = ec.generate_private_key(ec.SECP256R1())

@@ -13,6 +13,7 @@ import msgspec
 
 from livescale.clusters.topology import Device, Host, Leaf, Topology, nic_rates
 from livescale.common.addresses import parse_address
+from livescale.common.settings import size_text
 from livescale.config.pool import PoolConfig
 from livescale.values.types import Value, WorkerRef
 
@@ -66,15 +67,15 @@ class PoolLayout(Value, frozen=True):
     assumes_group_rate: bool = False
 
     def __str__(self) -> str:
-        words = [f"{len(self.seats)} workers"]
+        words = [f"{len(self.seats)} worker{'s' if len(self.seats) != 1 else ''}"]
         if len(self.hosts) > 1:
             words.append(f"on {len(self.hosts)} hosts")
         if self.agents:
             taken = sum(seat.memory_touched_bytes for _, seat in self.agents)
-            words.append(f"with {taken / 1e6:.1f} MB for host copies")
+            words.append(f"with {size_text(taken)} for host copies")
             memory = sum(seat.host.memory_bytes for _, seat in self.agents)
             if memory > taken:
-                words.append(f"(up to {memory / 1e6:.1f} MB)")
+                words.append(f"(up to {size_text(memory)})")
         return " ".join(words)
 
     @property
