@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from livescale.common.settings import Setting, shown_default
+from livescale.config.automatic import AUTOMATIC
 from livescale.config.model import MODEL_SETTINGS
 from livescale.config.pool import GROUPS
 
@@ -17,7 +20,9 @@ def settings_table_markdown() -> str:
             "|---|---|---|---|---|---|",
         ]
         for setting in group:
-            lines.append(f"| `{setting.name}` | `{setting.variable}` | {_cells(setting)} |")
+            lines.append(
+                f"| `{setting.name}` | `{setting.variable}` | {_cells(setting, AUTOMATIC)} |"
+            )
         lines.append("")
     lines += ["| key of `models:` | type | unit | default | meaning |", "|---|---|---|---|---|"]
     for setting in MODEL_SETTINGS:
@@ -29,7 +34,8 @@ def settings_table_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cells(setting: Setting) -> str:
+def _cells(setting: Setting, chosen: Mapping[str, str] | None = None) -> str:
     kind = f"{setting.type} or none" if setting.is_optional else setting.type
     words = setting.about.help.replace("|", "\\|")
-    return f"{kind} | {setting.about.unit} | {shown_default(setting)} | {words}"
+    default = (chosen or {}).get(setting.name) or shown_default(setting)
+    return f"{kind} | {setting.about.unit} | {default} | {words}"

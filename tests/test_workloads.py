@@ -30,8 +30,11 @@ ROLE_MISTAKES = [
             "roles: {prefill: {min_replicas: 3, max_replicas: 2}, decode: {}}",
             "roles: prefill: min_replicas is 3, above max_replicas 2",
         ),
-        ("roles: {prefill: {min_replicas: 0}, decode: {}}", "both are 0, or neither"),
-        ("max_replicas: 2, roles: {prefill: {}, decode: {}}", "max_replicas is given, and roles"),
+        ("roles: {prefill: {min_replicas: 0}, decode: {}}", "Set both to 0, or neither"),
+        (
+            "max_replicas: 2, roles: {prefill: {}, decode: {}}",
+            "max_replicas and roles are both set",
+        ),
         ("split: [2, 1]", "split divides instances between roles, and there are none"),
         ("split: [2, 0], roles: {prefill: {}, decode: {}}", "Expected `int` >= 1"),
     )
@@ -252,7 +255,7 @@ def test_what_is_no_workload_is_named(tmp_path: Path, text: str, words: list[str
         ("model: a, trace: nowhere", "a: trace 'nowhere' is not a file"),
         ("model: a, trace: 'gamma:rate=1,seconds=9,cv=4,input=0'", "lengths of 0 and 128 tokens"),
         ("model: a, trace: 'burst:seconds=0.001', rate: 2", "has no rate"),
-        ("model: a, trace: burst, slo: fast", "slo: 'fast' is no SLO"),
+        ("model: a, trace: burst, slo: fast", "slo: 'fast' is not a valid SLO"),
     ],
 )
 def test_mistakes_in_an_entry_name_the_place(tmp_path: Path, entry: str, problem: str) -> None:

@@ -17,27 +17,28 @@ from types import FrameType, ModuleType
 
 from livescale import __version__
 from livescale.common.errors import UserError
+from livescale.common.help_format import Parser
 
 _INTERRUPTED = 130
 
 
 COMMANDS = {
-    "serve": "serve models behind an OpenAI-compatible API",
-    "join": "give this machine's devices to a pool that is served on another one",
-    "gateway": "one more HTTP endpoint of a pool that is served on another machine",
-    "cluster": "certificates for the machines of a pool, and what this machine says of itself",
-    "demo": "watch a pool scale 1 -> 3 -> 1, and new instances help while they load",
-    "top": "what the models of a running pool do now, and each of their stages",
-    "models": "make models for tests and demos",
-    "bench": "compare with other engines, and with limits",
-    "plan": "plan a multicast and say what it costs",
-    "simulate": "run a trace in virtual time",
-    "capacity": "find the smallest simulated pool that keeps an SLO",
-    "swarm": "run faulty worlds drawn from seeds, and check every rule in each",
-    "reproduce": "what the papers claim, and what comes out here",
-    "report": "what run records say: text, a page, a picture",
-    "replay": "feed records to a fresh controller, or member, and compare",
-    "testbed": "emulate hosts and their links on this machine (root, Linux)",
+    "serve": "Serve models behind an OpenAI-compatible API.",
+    "join": "Join this node's devices to a pool.",
+    "gateway": "Run another HTTP gateway of a pool.",
+    "cluster": "Make certificates for the nodes of a pool, and show the hardware of this node.",
+    "demo": "Show a pool that scales 1 -> 3 -> 1, and live scaling beside stop-the-world.",
+    "top": "Show the load of a running pool, by model and stage.",
+    "models": "Make test models, and publish, change, list or remove models of a running pool.",
+    "bench": "Run a benchmark.",
+    "plan": "Plan a multicast and predict its time.",
+    "simulate": "Simulate a pool on a trace, in virtual time.",
+    "capacity": "Find the smallest simulated pool that meets an SLO.",
+    "swarm": "Simulate pools with random faults and check every invariant.",
+    "reproduce": "Compare claims of the papers with results of this implementation.",
+    "report": "Report on run records, as text, an HTML page or a picture.",
+    "replay": "Replay records through a controller or worker and compare the decisions.",
+    "testbed": "Emulate hosts and links on this node (root, Linux).",
 }
 """Each command with its help."""
 _LABORATORY = {
@@ -54,9 +55,9 @@ _LABORATORY = {
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """The parser; only `command`'s own module is imported (None: no command's)."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="livescale",
-        description="Serve many language models on one pool and scale them in a moment.",
+        description="Serve many language models on one pool, with live scaling.",
     )
     parser.add_argument("--version", action="version", version=f"livescale {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -68,7 +69,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
             nargs="?",
             choices=("all",),
             metavar="all",
-            help="this text",
+            help="Show help. With all, show every setting.",
         )
         if name == command:
             _module(name).add_arguments(sub)

@@ -98,7 +98,7 @@ def test_folders_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"data_plane_tls": "on"}, "there are no certificates: give tls_dir"),
+        ({"data_plane_tls": "on"}, "data_plane_tls on requires certificates"),
         ({"data_plane_tls": "maybe"}, "data_plane_tls is 'maybe', not one of"),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_name_that_no_machine_has(token: Path) -> None:
 def test_what_is_no_patience(command: str, patience: str, token: Path) -> None:
     flags = ("--token-file", token, f"--patience-s={patience}")
     said = refusal("127.0.0.1:1", *flags, command=command)
-    assert f"--patience-s: '{patience}' is no number of seconds" in said
+    assert f"--patience-s: '{patience}' is not a number of seconds" in said
 
 
 @pytest.mark.usefixtures("machine")

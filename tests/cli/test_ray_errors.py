@@ -52,4 +52,4 @@ def test_nodes_have_no_certificates(tiny_model: Path, tmp_path: Path) -> None:
 def test_another_head_would_find_no_hosts(tiny_model: Path) -> None:
     code, line = refusal(tiny_model, "--ray", "127.0.0.1:1", "--standby")
     assert code != 0
-    assert "--standby and --ray do not go together: Ray ends hosts" in line
+    assert "--standby does not support --ray. Ray ends the nodes" in line

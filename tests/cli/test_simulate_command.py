@@ -227,8 +227,8 @@ def test_a_sweep_goes_from_loading_speed_to_violations(
         (("--sweep", "bandwidth=0"), "write bandwidth=10,25,100"),
         (("--strategy", "livescale,tree", "--record", "a.jsonl"), "use --report DIR"),
         (("--sweep", "bandwidth=10", "--report", "d"), "--sweep has runs of its own"),
-        (("--slo", "soon"), "'soon' is no SLO"),
-        (("--workload", "w.yaml"), "in place of a trace and --model"),
+        (("--slo", "soon"), "'soon' is not a valid SLO"),
+        (("--workload", "w.yaml"), "replaces a trace and --model"),
     ],
 )
 def test_wrong_input_is_one_clear_line(

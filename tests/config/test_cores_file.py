@@ -44,10 +44,10 @@ def test_a_file_beside_the_pools_is_read_and_goes_into_the_policy(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("tuning: {cores_max: 3}", "cores_max is given, and no cores_profile"),
-        ("cores_profile: x", "for scaling_policy stages, not for slo"),
-        ("scaling_policy: pipelines\ncores_profile: x", "not for pipelines"),
-        ("scaling_policy: stages\ndevice: cuda\ncores_profile: x", "not for cuda"),
+        ("tuning: {cores_max: 3}", "cores_max requires cores_profile"),
+        ("cores_profile: x", "requires scaling_policy stages. The policy is slo"),
+        ("scaling_policy: pipelines\ncores_profile: x", "The policy is pipelines"),
+        ("scaling_policy: stages\ndevice: cuda\ncores_profile: x", "The device is cuda"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(

@@ -56,10 +56,10 @@ def test_a_pool_without_ray_ignores_the_section(tmp_path: Path) -> None:
         ("{hosts_mx: 3}", "ray.unknown setting 'hosts_mx' (nearest known: 'hosts_max')"),
         ("{hosts_min: 3, hosts_max: 2}", "ray.hosts_min is 3, above hosts_max 2"),
         ("{host_idle_s: 0}", "ray.host_idle_s is 0 s, below the least value 1"),
-        ("{host_resource: none}", "device is cpu: no GPU counts"),
+        ("{host_resource: none}", "requires device cuda. The device is cpu"),
         ("5", "ray must be a mapping of keys to values, not 5"),
-        ("{tls_dir: node}", "ray.tls_dir is node, no absolute path"),
-        ("{tls_dir: /node}", "ray.tls_dir is set, but tls_dir, the head's certificate, is not"),
+        ("{tls_dir: node}", "ray.tls_dir is node. Write an absolute path"),
+        ("{tls_dir: /node}", "ray.tls_dir requires tls_dir, the certificate of the head node"),
     ],
 )
 def test_a_wrong_section_is_named(tmp_path: Path, section: str, words: str) -> None:
@@ -97,7 +97,7 @@ def test_a_serve_file_is_a_pool(tmp_path: Path) -> None:
         ("min_replicas: 1", "upscale_delay_s: 1", "autoscaling_config: unknown key"),
         ("model_source: models/other", "x: y", "llm_configs[1].model_loading_config: unknown key"),
         (", model_source: models/other", "", "model_source is missing"),
-        ("other}\n          accelerator_type: A100", "other}", "a pool has one"),
+        ("other}\n          accelerator_type: A100", "other}", "A pool has one"),
         ("      llm_configs:", "      x: 1\n      llm_configs:", "args: unknown key 'x'"),
     ],
 )

@@ -84,5 +84,7 @@ def test_a_profile_of_several_models_is_refused(tmp_path: Path) -> None:
 
 
 def test_other_devices_take_the_time_that_they_take(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="timed_profile is for device timed, not for cpu"):
+    with pytest.raises(
+        ConfigError, match=r"timed_profile requires device timed\. The device is cpu"
+    ):
         pool(tmp_path, device="cpu", timed_profile="roofline:a100:llama-3-8b")

@@ -83,7 +83,7 @@ def test_the_flag_names_limits_of_both_roles() -> None:
     for text in ("prefill=", "decode=2-1-", "split=2", "split=0+1", "prefill=-3"):
         with pytest.raises(UserError, match="is not one of"):
             parse_model(f"llama-3-8b,{text}")
-    with pytest.raises(UserError, match="limits of their own"):
+    with pytest.raises(UserError, match="roles replace min and max"):
         parse_model("llama-3-8b,min=2,prefill=1-2")
     with pytest.raises(ValueError, match="at least"):
         build_config(made(), [parse_model("llama-3-8b,prefill=3-2")], SYSTEMS["livescale"])

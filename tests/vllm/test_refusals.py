@@ -116,11 +116,11 @@ def settings(tmp_path: Path, model: Path, entry: str = "", **given: object) -> d
     [
         ("", {"worker_python": None}, "device vllm: no worker_python is given"),
         ("", {"weights_layout": "compiled"}, "weights_layout compiled is for device cpu"),
-        ("    stages: 2\n", {}, "stages: instances of device vllm run whole models"),
+        ("    stages: 2\n", {}, "device vllm does not support stages"),
         (
             "    roles: {prefill: {}, decode: {}}\n",
             {},
-            "roles: instances of device vllm run whole models",
+            "device vllm does not support roles",
         ),
     ],
 )

@@ -19,28 +19,28 @@ _DAYS_MAX = 36_500
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    words = "make a certificate authority for one pool, and its head's certificate"
+    words = "Make a pool's certificate authority and the head node's certificate."
     init = actions.add_parser("init", help=words, description=words)
-    words = "make the certificate of one more machine"
+    words = "Make the certificate of another node."
     member = actions.add_parser("member", help=words, description=words)
-    member.add_argument("name", metavar="NAME", help="of the machine, for people")
+    member.add_argument("name", metavar="NAME", help="Name of the node in the certificate.")
     role = member.add_mutually_exclusive_group()
-    words = "it may be the pool's head (a head elsewhere, or a standby)"
+    words = "Allow the node to be a head node (leader or standby)."
     role.add_argument("--head", action="store_true", help=words)
-    words = "it may be a gateway, and nothing else: no host, which is asked for parameters and KV"
+    words = "Allow the node to be a gateway only, without access to parameters and KV."
     role.add_argument("--gateway", action="store_true", help=words)
-    words = "a machine's certificate counts no more"
+    words = "Revoke the certificate of a node."
     revoke = actions.add_parser("revoke", help=words, description=words)
-    revoke.add_argument("name", metavar="NAME")
-    words = "show what this machine says of itself: interfaces, rates of links, NUMA nodes, GPUs"
+    revoke.add_argument("name", metavar="NAME", help="Name of the node.")
+    words = "Show the interfaces, link rates, NUMA nodes and GPUs of this node."
     topology = actions.add_parser("topology", help=words, description=words)
-    words = "write all of it to this file"
+    words = "Write the details to this file."
     topology.add_argument("--json", type=Path, metavar="FILE", help=words)
     for action in (init, member, revoke):
-        words = "of the authority, which is kept apart from the machines of the pool"
+        words = "Folder of the certificate authority. Keep it off the nodes of the pool."
         action.add_argument("--folder", type=Path, required=True, metavar="DIR", help=words)
     for action in (init, member):
-        words = "for which the certificates are good (default: %(default)s)"
+        words = "Validity of the certificate in days."
         action.add_argument("--days", type=int, default=DAYS, help=words)
 
 
@@ -66,10 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"for each machine: livescale cluster member NAME --folder {arguments.folder}")
         return 0
     made = folder.add(
-        arguments.name,
-        is_head=arguments.head,
-        is_gateway=arguments.gateway,
-        days=arguments.days,
+        arguments.name, is_head=arguments.head, is_gateway=arguments.gateway, days=arguments.days
     )
     print(f"copy {made} to {arguments.name}, as it is there: join with --tls-dir")
     return 0

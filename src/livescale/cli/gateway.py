@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from livescale.cli.join import add_joining, add_setting, own_path
+from livescale.cli.join import HEAD, add_joining, add_setting, own_path
 from livescale.cli.serve_display import ServeDisplay
 from livescale.common.addresses import parse_address
 from livescale.common.errors import UserError
@@ -30,14 +30,17 @@ if TYPE_CHECKING:
 _PATHS = ("tls_dir", "ssl_certfile", "ssl_keyfile", "api_key_file", "admin_key_file")
 #: settings of the pool that a gateway may have of its own
 _OWN = (*_PATHS, "host", "port", "gateways", "cors_origins", "log_level")
+_DEFAULTS_ARE = (
+    "The defaults are --host 127.0.0.1, --port 8000 and --gateways 1. Files and folders have the"
+    " default none. Other settings have the pool's values."
+)
 _SETTINGS = tuple(setting for setting in SETTINGS if setting.name in _OWN)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    words = "where the pool takes others, as `serve` prints it"
-    parser.add_argument("--join", required=True, metavar="ADDRESS:PORT", help=words)
+    parser.add_argument("--join", required=True, metavar="ADDRESS:PORT", help=HEAD)
     add_joining(parser)
-    group = parser.add_argument_group("settings of this gateway")
+    group = parser.add_argument_group("settings of this gateway", _DEFAULTS_ARE)
     for setting in _SETTINGS:
         add_setting(group, setting)
 

@@ -33,6 +33,10 @@ from livescale.runtime.wire.token import check_fingerprint, read_token
 if TYPE_CHECKING:
     from livescale.common.credentials import Credentials
 
+_DEFAULTS_ARE = (
+    "The defaults are the pool's values. --tls-dir and --worker-python have the default none."
+)
+HEAD = "Control address of the head node (printed by `livescale serve`)."
 #: settings of the pool that a host may have of its own
 _OWN = (
     *("tls_dir", "worker_python", "device", "worker_threads", "timed_profile"),
@@ -43,33 +47,31 @@ _SETTINGS = tuple(setting for setting in SETTINGS if setting.name in _OWN)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("head", metavar="ADDRESS:PORT", help="where the pool takes others, as `serve` prints it")
+    add("head", metavar="ADDRESS:PORT", help=HEAD)
     add_joining(parser)
-    add("--workers", type=int, default=1, help="worker processes, one per device (default: 1)")
-    words = "leaf switch that this machine hangs on: a name of the pool's topology, or a new one"
+    add("--workers", type=int, default=1, help="Worker processes, one per device (default: 1).")
+    words = "Rack (leaf switch) of this node, existing or new (default: see `racks` of the pool)."
     add("--rack", default="", metavar="NAME", help=words)
     reached = parser.add_mutually_exclusive_group()
-    words = "address that others reach this machine at (default: that of the way to the head)"
+    words = "Address of this node for other nodes (default: on the route to the head node)."
     reached.add_argument("--address", help=words)
-    reached.add_argument("--interface", metavar="NAME", help="network interface with that address")
-    words = "the models' directories are at the same paths here (default: they come over the wire)"
+    reached.add_argument("--interface", metavar="NAME", help="Network interface with that address.")
+    words = (
+        "Read model files from the same paths on this node (default: receive them from the pool)."
+    )
     add("--same-files", action="store_true", help=words)
-    group = parser.add_argument_group("settings of this machine", "default: those of the pool")
+    group = parser.add_argument_group("settings of this node", _DEFAULTS_ARE)
     for setting in _SETTINGS:
         add_setting(group, setting)
 
 
 def add_joining(parser: argparse.ArgumentParser) -> None:
-    """What hosts and gateways are told alike."""
+    """Flags that `join` and `gateway` share."""
     add = parser.add_argument
-    words = "the file with the pool's secret, as `serve` wrote it"
+    words = "File of the pool's secret, written by `livescale serve`."
     add("--token-file", type=Path, required=True, metavar="FILE", help=words)
-    add(
-        "--name",
-        default=socket.gethostname(),
-        help="of this machine in the pool (default: %(default)s)",
-    )
-    words = "how long to try to reach the head (default: %(default)s)"
+    add("--name", default=socket.gethostname(), help="Name of this node in the pool.")
+    words = "Time limit for reaching the head node, in seconds."
     add("--patience-s", type=_seconds, default=60.0, metavar="SECONDS", help=words)
 
 
@@ -114,11 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _join(
-    head: Address,
-    secret: str,
-    joined_as: JoinedAs,
-    display: ServeDisplay,
-    tls: Credentials | None,
+    head: Address, secret: str, joined_as: JoinedAs, display: ServeDisplay, tls: Credentials | None
 ) -> int:
     host = JoinedHost(head, secret, joined_as, display.tell, tls)
     loop = asyncio.get_running_loop()
@@ -146,7 +144,7 @@ def _seconds(text: str) -> float:
         seconds = float(text)
         if 0 <= seconds < math.inf:
             return seconds
-    raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds from 0 on")
+    raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds, 0 or more")
 
 
 def add_setting(group: argparse._ArgumentGroup, setting: Setting) -> None:

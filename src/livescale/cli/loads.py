@@ -34,19 +34,24 @@ def add_load_arguments(
 ) -> None:
     """The flags of `choose_load`; `trace` is the positional argument's name (None: a flag)."""
     words = (
-        f"file or name of a trace (default: {DEFAULT_TRACE}), gamma:rate=6,cv=4,seconds=600,"
-        "input=512,output=128 or burst"
+        f"Trace: a file, a name (default: {DEFAULT_TRACE}), burst, or"
+        " gamma:rate=6,cv=4,seconds=600,input=512,output=128."
     )
     if trace is None:
         parser.add_argument("--trace", help=words)
     else:
         parser.add_argument("trace", metavar=trace, nargs="?", help=words)
-    parser.add_argument("--seconds", type=int, default=seconds, help="how much of the trace")
-    parser.add_argument("--factor", type=float, default=1.0, help="times as many requests")
+    parser.add_argument("--seconds", type=int, default=seconds, help="Seconds of the trace.")
     parser.add_argument(
-        "--divide-lengths", type=int, default=divide_lengths, help="of prompts and outputs"
+        "--factor", type=float, default=1.0, help="Factor on the number of requests."
     )
-    parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn")
+    parser.add_argument(
+        "--divide-lengths",
+        type=int,
+        default=divide_lengths,
+        help="Divisor of prompt and output lengths.",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="Random seed.")
 
 
 def choose_load(arguments: argparse.Namespace) -> Load:

@@ -21,13 +21,13 @@ from livescale.report.run.terminal import table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    make = actions.add_parser("make", help="write a model with seeded random weights")
-    make.add_argument("directory", type=Path, metavar="DIR")
-    make.add_argument("--preset", choices=sorted(PRESETS), default="small", help="size")
+    make = actions.add_parser("make", help="Write a model with random weights.")
+    make.add_argument("directory", type=Path, metavar="DIR", help="Folder to write.")
+    make.add_argument("--preset", choices=sorted(PRESETS), default="small", help="Size.")
     make.add_argument(
-        "--family", choices=sorted(FAMILY_NAMES), default="llama", help="architecture"
+        "--family", choices=sorted(FAMILY_NAMES), default="llama", help="Architecture."
     )
-    make.add_argument("--seed", type=int, default=0, help="seed of the weights")
+    make.add_argument("--seed", type=int, default=0, help="Seed of the weights.")
     _add_calls(actions)
 
 
@@ -58,17 +58,17 @@ _SETTINGS = tuple(setting for setting in MODEL_SETTINGS if setting.name != "path
 
 
 def _add_calls(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    add = actions.add_parser("add", help="publish a model in a running pool")
-    add.add_argument("directory", type=Path, metavar="DIR")
+    add = actions.add_parser("add", help="Publish a model in a running pool.")
+    add.add_argument("directory", type=Path, metavar="DIR", help="Folder of the model.")
     for setting in _SETTINGS:
         _add_flag(add, setting, f" (default: {shown_default(setting)})")
-    change = actions.add_parser("set", help="change limits of a model of a running pool")
-    change.add_argument("name", metavar="NAME")
+    change = actions.add_parser("set", help="Change limits of a model in a running pool.")
+    change.add_argument("name", metavar="NAME", help="Name of the model.")
     for setting in CHANGEABLE_SETTINGS:
         _add_flag(change, setting, "")
-    remove = actions.add_parser("remove", help="withdraw a model from a running pool")
-    remove.add_argument("name", metavar="NAME")
-    listing = actions.add_parser("list", help="show the models of a running pool")
+    remove = actions.add_parser("remove", help="Remove a model from a running pool.")
+    remove.add_argument("name", metavar="NAME", help="Name of the model.")
+    listing = actions.add_parser("list", help="List the models of a running pool.")
     for action in (add, change, remove, listing):
         add_pool_arguments(action)
 
@@ -106,7 +106,7 @@ def _set(arguments: argparse.Namespace) -> str:
     changes = _given(arguments, CHANGEABLE_SETTINGS)
     if not changes:
         flags = ", ".join(setting.flag for setting in CHANGEABLE_SETTINGS)
-        raise UserError(f"nothing is to be changed: give some of {flags}")
+        raise UserError(f"No change. Give at least one of {flags}")
     path = f"/admin/models/{quote(arguments.name, safe='')}"
     model = call_pool(arguments, ModelStatus, "PATCH", path, changes)
     limits = f"{model.min_replicas} to {model.max_replicas} instances, priority {model.priority}"

@@ -32,20 +32,25 @@ _LAYERS = 32
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--topology", type=Path, required=True, metavar="FILE", help="YAML: hosts, leaves, rates")
-    words = f"a model's directory, {', '.join(_PRESETS)}, parameters (8B: bf16) or bytes (16GB)"
+    add("--topology", type=Path, required=True, metavar="FILE", help="Topology file (YAML).")
+    words = f"Folder of a model, {', '.join(_PRESETS)}, parameters in bf16 (8B) or bytes (16GB)."
     add("--model", required=True, help=words)
-    add("--layers", type=int, help=f"layers of a model that is only a size (default: {_LAYERS})")
+    add("--layers", type=int, help=f"Layers of a model given by its size (default: {_LAYERS}).")
     add(
-        "--sources", default="", metavar="NAME,…", help="who has it: w0, h1, host0/3; none: storage"
+        "--sources",
+        default="",
+        metavar="NAME,…",
+        help="Workers and hosts with the model: w0, h1, host0/3 (default: storage).",
     )
-    words = "how many new instances, or the devices (and hosts) that get the model"
+    words = "Number of new instances, or the devices and hosts that load the model."
     add("--targets", required=True, metavar="N|NAME,…", help=words)
-    add("--tp", type=int, default=1, help="tensor-parallel ranks of an instance")
-    add("--strategy", choices=STRATEGIES, default="auto", help="how the bytes go")
-    add("--busy", default="", metavar="NAME:out,…", help="NIC directions that serve traffic")
-    add("--chunk", default="1MiB", help="bytes of a chunk")
-    add("--json", type=Path, metavar="FILE", help="write the plan to this file")
+    add("--tp", type=int, default=1, help="Tensor-parallel ranks of an instance.")
+    add("--strategy", choices=STRATEGIES, default="auto", help="Multicast strategy.")
+    add(
+        "--busy", default="", metavar="NAME:out,…", help="NIC directions in use by serving traffic."
+    )
+    add("--chunk", default="1MiB", help="Size of a chunk.")
+    add("--json", type=Path, metavar="FILE", help="Write the plan to this file (JSON).")
 
 
 def run(arguments: argparse.Namespace) -> int:

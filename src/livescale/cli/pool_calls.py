@@ -22,9 +22,11 @@ _Answer = TypeVar("_Answer")
 
 def add_pool_arguments(parser: argparse.ArgumentParser) -> None:
     """Where the pool is, and the key that it asks for."""
-    parser.add_argument("--url", default=_URL, help=f"where the pool is (default: {_URL})")
+    parser.add_argument("--url", default=_URL, help=f"URL of the pool (default: {_URL}).")
     parser.add_argument(
-        "--admin-key-file", type=Path, help=f"its first line is sent; or set {_KEY_VARIABLE}"
+        "--admin-key-file",
+        type=Path,
+        help=f"File of the admin key, in its first line (default: {_KEY_VARIABLE}).",
     )
 
 

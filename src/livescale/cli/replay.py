@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="RECORD",
-        help="run records, and records of members (JSON lines)",
+        help="Run records, and records of workers and host agents (JSON lines).",
     )
 
 

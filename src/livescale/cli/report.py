@@ -21,15 +21,19 @@ from livescale.telemetry.record.record_parts import record_name
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("records", type=Path, nargs="+", metavar="RECORD", help="run records to compare")
-    add("--slo", default="5x-mean", help="'5x-mean' (of the first) or 'ttft=450ms,tbt=150ms'")
-    add("--page", type=Path, metavar="FILE", help="write an HTML page")
-    words = "of a record that several starts of a pool wrote, only this one (-1: the last)"
+    add("records", type=Path, nargs="+", metavar="RECORD", help="Run records to compare.")
+    add(
+        "--slo",
+        default="5x-mean",
+        help="SLO: '5x-mean' of the first record (default) or 'ttft=450ms,tbt=150ms'.",
+    )
+    add("--page", type=Path, metavar="FILE", help="Write an HTML page to this file.")
+    words = "Select a start of the pool from each record (-1: the last)."
     add("--start", type=int, metavar="N", help=words)
-    words = "draw first tokens, and the first load of each run: .svg, .pdf or .png"
+    words = "Draw TTFT and the first load of each run into a file (.svg, .pdf or .png)."
     add("--picture", type=Path, metavar="FILE", help=words)
-    add("--title", metavar="TEXT", help="of the page and the picture (default: what they show)")
-    add("--json", type=Path, metavar="FILE", help="write the figures")
+    add("--title", metavar="TEXT", help="Title of the page and the picture.")
+    add("--json", type=Path, metavar="FILE", help="Write the figures to this file.")
 
 
 def run(arguments: argparse.Namespace) -> int:

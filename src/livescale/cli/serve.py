@@ -10,6 +10,7 @@ from pathlib import Path
 from livescale.cli.serve_display import ServeDisplay
 from livescale.cli.serve_run import serve
 from livescale.common.settings import ConfigError
+from livescale.config.automatic import AUTOMATIC
 from livescale.config.ray import NO_RAY, has_ray
 from livescale.config.reading import add_flags, given_flags, load_given
 from livescale.runtime.layout.worker_python import check_worker_python
@@ -17,13 +18,13 @@ from livescale.runtime.models.fitting import fitted_here
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="directory of a model")
-    parser.add_argument("-c", "--config", type=Path, help="configuration file (YAML)")
-    words = "wait until the head that acts is gone; this one has no workers of its own"
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="Folder of a model.")
+    parser.add_argument("-c", "--config", type=Path, help="Configuration file (YAML).")
+    words = "Run a standby head node without workers. The standby takes over if the leader fails."
     parser.add_argument("--standby", action="store_true", help=words)
-    words = "nodes of this Ray cluster are the hosts (its GCS, or auto; extra ray; see docs/ray.md)"
+    words = "Start workers on a Ray cluster (GCS address or auto, docs/ray.md)."
     parser.add_argument("--ray", metavar="ADDRESS", help=words)
-    add_flags(parser)
+    add_flags(parser, AUTOMATIC)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,6 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 _NO_RAY_STANDBY = (
-    "--standby and --ray do not go together: Ray ends hosts with the head that asked for them, so"
-    " another head would find none"
+    "--standby does not support --ray. Ray ends the nodes of a head node that ends, so a standby"
+    " would have none"
 )

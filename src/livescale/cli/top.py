@@ -31,9 +31,9 @@ _STAGE_HEADER = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pool_arguments(parser)
-    words = "length of a window in seconds (default: 2)"
+    words = "Length of a window in seconds."
     parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help=words)
-    words = "windows that are shown (default: until it is interrupted)"
+    words = "Number of windows (default: until Ctrl-C)."
     parser.add_argument("--windows", type=int, metavar="N", help=words)
 
 

@@ -35,7 +35,7 @@ class About(Value, frozen=True):
     """What the table has of a setting besides its name, type and default.
 
     Integers lie in [lower, upper]; text is one of `choices` if there are any. What most people set
-    `is_common`; the first words of its help, up to a semicolon, say enough of it.
+    `is_common`; the first sentence of its help is its short help.
     """
 
     help: str
@@ -175,11 +175,11 @@ def amount_of_bytes(text: str, where: str) -> int:
     """Bytes in "512MiB", "1.5GB", "65536". Raises ConfigError."""
     found = _AMOUNT.fullmatch(text.strip())
     if found is None:
-        raise ConfigError(f"{where} is '{text}': write bytes as 1048576, '1MiB' or '1MB'")
+        raise ConfigError(f"{where} is '{text}'. Write bytes as 1048576, '1MiB' or '1MB'")
     base = 1024 if found[3] else 1000
     amount = Decimal(found[1]) * base ** _POWER[(found[2] or "").upper()]
     if amount != amount.to_integral_value():
-        raise ConfigError(f"{where} is '{text}', which is not a whole number of bytes")
+        raise ConfigError(f"{where} is '{text}', not a whole number of bytes")
     return int(amount)
 
 
@@ -204,12 +204,12 @@ def _period(text: str) -> Period:
     found = _PERIOD.fullmatch(text)
     limits = dict(word.split("=") for word in found[5].split()) if found is not None else {}
     if found is None or len(limits) != 2:
-        raise ConfigError(f"'{text}' is no period such as '08:00-20:00 min=2 max=6'")
+        raise ConfigError(f"'{text}' is not a valid period. Write '08:00-20:00 min=2 max=6'")
     hours = [int(found[place]) for place in (1, 3)]
     minutes = [int(found[place]) for place in (2, 4)]
     start, stop = (60 * hour + minute for hour, minute in zip(hours, minutes, strict=True))
     if max(minutes) > 59 or start >= 24 * 60 or stop > 24 * 60 or start == stop:
-        raise ConfigError(f"'{text}' is no time of a day")
+        raise ConfigError(f"'{text}' has an invalid time of day")
     try:
         least, most = int(limits["min"]), int(limits["max"])
         return Period(start * _MINUTE_NS, stop * _MINUTE_NS, least, most)
@@ -230,7 +230,7 @@ class _StrictLoader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 mark = key_node.start_mark
-                raise yaml.constructor.ConstructorError(None, None, f"'{key}' stands twice", mark)
+                raise yaml.constructor.ConstructorError(None, None, f"'{key}' is repeated", mark)
             seen.append(key)
         return super().construct_mapping(node, deep)
 
@@ -291,4 +291,4 @@ def shown_default(setting: Setting) -> str:
         for size, word in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
             if setting.default % size == 0:
                 return f"{setting.default // size}{word}"
-    return str(setting.default)
+    return str(setting.default) or "empty"

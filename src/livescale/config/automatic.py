@@ -18,7 +18,8 @@ _WORKERS = 3
 """On processors, where a device is a process: as many as show what scaling is."""
 _KV_BYTES = 256 * _MIB
 _CONTEXTS = 8
-_AUTOMATIC = ("workers", "arena_bytes", "kv_bytes", "host_memory_bytes")
+AUTOMATIC = dict.fromkeys(("workers", "arena_bytes", "kv_bytes", "host_memory_bytes"), "auto")
+"""Settings that `fitted` chooses, each with its default as help and documents show it."""
 
 
 class ModelNeed(Value, frozen=True):
@@ -54,7 +55,7 @@ def fitted(
     the copies on the host. KV gets half of what is left, for eight full contexts at most. Raises
     ConfigError where nothing was given and not even one worker fits.
     """
-    if not needs or all(name in given for name in _AUTOMATIC):
+    if not needs or all(name in given for name in AUTOMATIC):
         return config, ""
     largest = max(need.size_bytes for need in needs)
     second = largest if _makes_second_copies(config) else 0
@@ -74,11 +75,12 @@ def fitted(
                 weights_layout=config.weights_layout if share.copy_bytes == second else "compiled",
             )
             return chosen, _words(chosen, copies, machine)
-    if any(name in given for name in _AUTOMATIC):
+    if any(name in given for name in AUTOMATIC):
         return config, ""  # what was given does not fit, and is told where it is checked
     raise ConfigError(
-        f"the machine has {size_text(machine.free_bytes)} of free memory: too little for a model of"
-        f" {size_text(largest)} with its KV cache (arena_bytes, kv_bytes, workers)"
+        f"this node has {size_text(machine.free_bytes)} of free memory, too little for a model of"
+        f" {size_text(largest)} and its KV cache. Free memory, or set arena_bytes, kv_bytes and"
+        " workers"
     )
 
 

@@ -15,18 +15,27 @@ from livescale.values.types import LayerSpan, Role, Value
 class RoleReplicas(Value, frozen=True, kw_only=True):
     """Limits on a model's instances with one role."""
 
-    min_replicas: Annotated[int, About("instances with this role at least; 0: see `roles`")] = 1
+    min_replicas: Annotated[
+        int,
+        About("Smallest number of instances with this role. 0 applies to both roles or to none."),
+    ] = 1
     max_replicas: Annotated[
         int | None,
-        About("instances at most; as many as there are workers for them if none", lower=1),
+        About(
+            "Largest number of instances with this role. With none, the number of workers is the"
+            " limit.",
+            lower=1,
+        ),
     ] = None
 
 
 class RolesConfig(Value, frozen=True, kw_only=True):
     """Limits for both roles: there is none without the other."""
 
-    prefill: Annotated[RoleReplicas, About("instances that compute prompts")]
-    decode: Annotated[RoleReplicas, About("instances that generate all tokens but the first")]
+    prefill: Annotated[RoleReplicas, About("Limits on instances that compute prompts.")]
+    decode: Annotated[
+        RoleReplicas, About("Limits on instances that generate the tokens after the first.")
+    ]
 
     @property
     def both(self) -> tuple[tuple[Role, RoleReplicas], ...]:
@@ -37,78 +46,124 @@ class RolesConfig(Value, frozen=True, kw_only=True):
 class ModelConfig(Value, frozen=True, kw_only=True):
     """One entry of `models:`."""
 
-    path: Annotated[str, About("directory of the model; relative to the file that names it")]
-    name: Annotated[str, About("name in requests; the directory's name if empty")] = ""
+    path: Annotated[
+        str, About("Folder of the model. The path is relative to the file that has this key.")
+    ]
+    name: Annotated[
+        str, About("Model name in requests. If empty, the name is that of the model's folder.")
+    ] = ""
     min_replicas: Annotated[
-        int, About("instances at least; 0: the last one goes when no request comes (scale to zero)")
+        int,
+        About(
+            "Smallest number of instances. With 0, the model scales to zero after `idle_s` without"
+            " a request."
+        ),
     ] = 1
     max_replicas: Annotated[
-        int | None, About("instances at most; as many as there are workers if none", lower=1)
+        int | None,
+        About(
+            "Largest number of instances. With none, the number of workers is the limit.", lower=1
+        ),
     ] = None
     prefill_tokens_per_s: Annotated[
-        int | None, About("capacity of one instance; measured at warm-up if none", "tokens/s", 1)
+        int | None,
+        About(
+            "Prefill capacity of an instance. With none, the worker measures the capacity at"
+            " warm-up.",
+            "tokens/s",
+            1,
+        ),
     ] = None
     kv_blocks: Annotated[
-        int | None, About("KV blocks of one instance; measured at warm-up if none", "blocks", 1)
+        int | None,
+        About(
+            "KV blocks of an instance. With none, the worker measures the number at warm-up.",
+            "blocks",
+            1,
+        ),
     ] = None
     max_model_tokens: Annotated[
         int | None,
         About(
-            "longest prompt and answer together, not above the model's own length; that length if"
-            " none",
+            "Longest request, prompt and answer together. The value may not exceed the model's own"
+            " limit. With none, the model's own limit applies.",
             "tokens",
             2,
         ),
     ] = None
     idle_s: Annotated[
-        int, About("time without a request after which the last instance goes", "s", 0, 31_536_000)
+        int,
+        About(
+            "Idle time before the last instance is drained. `min_replicas: 0` enables it.",
+            "s",
+            0,
+            31_536_000,
+        ),
     ] = 60
     priority: Annotated[
-        int, About("models of higher priority get scarce devices first", "", -1000, 1000)
+        int,
+        About(
+            "Priority for scarce devices. Models of higher priority get devices first.",
+            "",
+            -1000,
+            1000,
+        ),
     ] = 0
     target_ongoing_requests: Annotated[
         int | None,
         About(
-            "unfinished requests per instance to scale to; by scaling_policy if none", "requests", 1
+            "Target number of unfinished requests per instance. With none, the model scales by"
+            " `scaling_policy`.",
+            "requests",
+            1,
         ),
     ] = None
     schedule: Annotated[
         str,
         About(
-            "limits by time of day (UTC): '08:00-20:00 min=2 max=6', more after a semicolon;"
-            " the first that holds replaces the limits above"
+            "Limits by time of day (UTC), for example '08:00-20:00 min=2 max=6'. Semicolons"
+            " separate periods. The first period that applies replaces `min_replicas` and"
+            " `max_replicas`."
         ),
     ] = ""
     roles: Annotated[
         RolesConfig | None,
         About(
-            "prompts and the tokens after them on instances of their own, with these limits instead"
-            " of those above; 0 at least: of both, they go together; none: each instance does both"
+            "Separate instances for prefill and decode, each with limits of their own. These limits"
+            " replace `min_replicas` and `max_replicas`. With none, each instance does both."
         ),
     ] = None
 
     stages: Annotated[
         int | None,
         About(
-            "parts of the model that are loaded, and have instances, by themselves, with even"
-            " numbers of layers; limits are each part's; none: the model is one",
+            "Number of stages of the model. A stage is a run of layers that has instances of its"
+            " own. Stages have equal numbers of layers. `min_replicas` and `max_replicas` apply to"
+            " each stage. With none, the model is not split.",
             lower=2,
         ),
     ] = None
     stage_profile: Annotated[
         str | None,
         About(
-            "file of `bench profile` for this model: stages are even by the time that layers take;"
-            " none: by their number"
+            "File of `livescale bench profile` for this model. With a file, stages take equal times"
+            " instead of equal numbers of layers."
         ),
     ] = None
     stage_spans: Annotated[
         str,
-        About("layers of each stage, as '0-5 5-10 10-18' (the last one is excluded), not even"),
+        About(
+            "Layers of each stage, for example '0-5 5-10 10-18'. A stage excludes its last number."
+            " The key replaces `stages`."
+        ),
     ] = ""
     max_stage_replicas: Annotated[
         int | None,
-        About("instances of all stages together at most; none: one for each worker", lower=1),
+        About(
+            "Largest number of instances of all stages together. With none, the number of workers"
+            " is the limit.",
+            lower=1,
+        ),
     ] = None
 
     @property
@@ -175,12 +230,12 @@ def check_roles(roles: RolesConfig, workers: int | None, where: str) -> None:
     prefill, decode = roles.prefill.min_replicas, roles.decode.min_replicas
     if bool(prefill) != bool(decode):
         raise ConfigError(
-            f"{where}roles: min_replicas is {prefill} for prefill and {decode} for decode: both are"
-            " 0, or neither"
+            f"{where}roles: min_replicas is {prefill} for prefill and {decode} for decode."
+            " Set both to 0, or neither"
         )
     if workers is not None and max(prefill + decode, 2) > workers:
         raise ConfigError(
-            f"{where}roles: prefill and decode need {max(prefill + decode, 2)} instances at least,"
+            f"{where}roles: prefill and decode need at least {max(prefill + decode, 2)} instances,"
             f" above workers {workers}"
         )
 
@@ -190,26 +245,28 @@ def check_stages_given(model: ModelConfig, workers: int | None, where: str) -> N
     if not model.has_stages:
         for name in ("max_stage_replicas", "stage_profile"):
             if getattr(model, name) is not None:
-                raise ConfigError(f"{where}{name} is given, and no stages")
+                raise ConfigError(f"{where}{name} requires stages. Set `stages`, or remove {name}")
         return
     if model.stages is not None and model.stage_spans:
-        raise ConfigError(f"{where}stages and stage_spans are given: one of them is enough")
+        raise ConfigError(f"{where}stages and stage_spans are both set. Remove one of them")
     if model.stage_profile is not None and model.stages is None:
-        raise ConfigError(f"{where}stage_profile is given, and the spans are: it decides nothing")
+        raise ConfigError(
+            f"{where}stage_profile has no effect with stage_spans. Remove one of them"
+        )
     if model.roles is not None:
-        raise ConfigError(f"{where}stages and roles do not go together")
+        raise ConfigError(f"{where}stages and roles are both set. Remove one of them")
     if model.min_replicas < 1:
-        raise ConfigError(f"{where}min_replicas is 0: each stage needs an instance at least")
+        raise ConfigError(f"{where}min_replicas is 0. Each stage needs at least one instance")
     count = model.stages if model.stages is not None else len(stage_spans(model, where))
     if workers is not None and count * model.min_replicas > workers:
         raise ConfigError(
-            f"{where}{count} stages need {count * model.min_replicas} instances at least,"
+            f"{where}{count} stages need at least {count * model.min_replicas} instances,"
             f" above workers {workers}"
         )
     total = model.max_stage_replicas
     if total is not None and count * model.min_replicas > total:
         raise ConfigError(
-            f"{where}{count} stages need {count * model.min_replicas} instances at least,"
+            f"{where}{count} stages need at least {count * model.min_replicas} instances,"
             f" above max_stage_replicas {total}"
         )
 
@@ -230,7 +287,9 @@ def stage_spans(model: ModelConfig, where: str) -> tuple[LayerSpan, ...]:
     for text in model.stage_spans.split():
         found = re.fullmatch(r"([0-9]{1,6})-([0-9]{1,6})", text)
         if found is None or int(found[1]) >= int(found[2]):
-            raise ConfigError(f"{where}stage_spans: '{text}' is not FIRST-LAST, as 0-5")
+            raise ConfigError(
+                f"{where}stage_spans: '{text}' is invalid. Write FIRST-LAST, for example 0-5"
+            )
         spans.append(LayerSpan(int(found[1]), int(found[2])))
     return tuple(spans)
 
@@ -240,4 +299,6 @@ def check_limits_given(roles: RolesConfig | None, given: Container[str], where: 
     ConfigError."""
     for name in ("min_replicas", "max_replicas"):
         if roles is not None and name in given:
-            raise ConfigError(f"{where}: {name} is given, and roles, which have their own limits")
+            raise ConfigError(
+                f"{where}: {name} and roles are both set. Set the limits of each role instead"
+            )

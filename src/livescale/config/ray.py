@@ -36,13 +36,19 @@ class RayConfig(Value, frozen=True, kw_only=True):
     """What is asked of Ray. Made by `load_ray_config`, which also checks it."""
 
     hosts_min: Annotated[
-        int, About("hosts that the pool asks for at any time", "hosts", 0, _HOSTS_MAX)
+        int,
+        About(
+            "Smallest number of Ray nodes. The pool requests this many at any time.",
+            "hosts",
+            0,
+            _HOSTS_MAX,
+        ),
     ] = 1
     hosts_max: Annotated[
         int | None,
         About(
-            "hosts that it asks for as its load needs them, at most; none: one on every node that"
-            " has the resource, and none is given back",
+            "Largest number of Ray nodes. The pool requests nodes as its load grows. With none, the"
+            " pool uses every node with the resource and releases none.",
             "hosts",
             1,
             _HOSTS_MAX,
@@ -50,12 +56,12 @@ class RayConfig(Value, frozen=True, kw_only=True):
     ] = None
     host_idle_s: Annotated[
         int,
-        About("time without an instance after which a host is given back", "s", 1, 31_536_000),
+        About("Idle time before the pool releases a node without an instance.", "s", 1, 31_536_000),
     ] = 300
     workers_per_host: Annotated[
         int,
         About(
-            "worker processes of a host; with device cuda also the GPUs that Ray reserves",
+            "Worker processes of a node. With device cuda, Ray reserves a GPU for each worker.",
             "",
             1,
             WORKERS_MAX,
@@ -63,18 +69,29 @@ class RayConfig(Value, frozen=True, kw_only=True):
     ] = 1
     host_resource: Annotated[
         str | None,
-        About("resource that a node must have, 1 for each host; none: GPUs alone count"),
+        About(
+            "Ray resource of the nodes that may join. Each node needs 1 of the resource. With none,"
+            " Ray selects nodes by their GPUs."
+        ),
     ] = "livescale_host"
     accelerator_type: Annotated[
-        str | None, About("Ray's name of the accelerator that a node must have; none: any")
+        str | None,
+        About(
+            "Ray's name of the accelerator that a node needs. With none, every accelerator will do."
+        ),
     ] = None
     rack_label: Annotated[
         str | None,
-        About("label of a node that names the rack it is in; none: all are in the head's"),
+        About(
+            "Ray label with the rack of a node. With none, all nodes get the rack of the head node."
+        ),
     ] = "ray.io/availability-zone"
     tls_dir: Annotated[
         str | None,
-        About("directory on every node with that node's own certificate, for a pool with tls_dir"),
+        About(
+            "Folder of each node's own certificate, on every node. A pool with `tls_dir` requires"
+            " the folder."
+        ),
     ] = None
 
 
@@ -96,7 +113,7 @@ def load_ray_config(path: Path | None, pool: PoolConfig) -> RayConfig:
         )
     if config.host_resource is None and pool.device != "cuda":
         raise ConfigError(
-            f"{where}.host_resource is none, but device is {pool.device}: no GPU counts"
+            f"{where}.host_resource none requires device cuda. The device is {pool.device}"
         )
     _check_tls(config, pool, where)
     return config
@@ -105,11 +122,11 @@ def load_ray_config(path: Path | None, pool: PoolConfig) -> RayConfig:
 def _check_tls(config: RayConfig, pool: PoolConfig, where: str) -> None:
     """Raises ConfigError."""
     if config.tls_dir is not None and not Path(config.tls_dir).is_absolute():
-        raise ConfigError(f"{where}.tls_dir is {config.tls_dir}, no absolute path")
+        raise ConfigError(f"{where}.tls_dir is {config.tls_dir}. Write an absolute path")
     if pool.tls_dir is not None and config.tls_dir is None:
         raise ConfigError(
-            f"tls_dir is set, but {where}.tls_dir is not: the directory on every node with that"
-            " node's own certificate"
+            f"tls_dir is set, but {where}.tls_dir is not. Set the folder of each node's own"
+            " certificate"
         )
     if pool.tls_dir is None and config.tls_dir is not None:
-        raise ConfigError(f"{where}.tls_dir is set, but tls_dir, the head's certificate, is not")
+        raise ConfigError(f"{where}.tls_dir requires tls_dir, the certificate of the head node")

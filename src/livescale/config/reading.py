@@ -17,6 +17,7 @@ import msgspec
 
 from livescale.clusters.files import read_topology
 from livescale.common.addresses import parse_address
+from livescale.common.help_format import HelpFormatter
 from livescale.common.settings import (
     ENVIRONMENT_PREFIX,
     ConfigError,
@@ -147,8 +148,8 @@ def changed_model(
     changed = msgspec.convert({**msgspec.to_builtins(model), **values}, ModelConfig)
     if (changed.roles is None) != (model.roles is None):
         raise ConfigError(
-            f"models: {model.name}: roles come and go only with the model: remove the model and"
-            " publish it again"
+            f"models: {model.name}: roles are fixed when a model is published."
+            " Remove the model and publish it again"
         )
     check_limits_given(changed.roles, values, f"models: {model.name}")
     _check_model(changed, config)
@@ -167,12 +168,15 @@ def checked_model(model: ModelConfig, config: PoolConfig) -> ModelConfig:
     return model_of(given, config)
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Give the parser one flag per pool setting, and a help that has them by group. Values stay
-    text; `given_flags` collects them."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = settings_help(is_whole=False)
-    parser.set_defaults(whole_help=functools.partial(settings_help, is_whole=True))
+def add_flags(parser: argparse.ArgumentParser, chosen: Mapping[str, str]) -> None:
+    """Give the parser one flag per pool setting, and a help text that lists settings by group.
+
+    `chosen` has the defaults that the command itself chooses, as help shows them. Values stay text;
+    `given_flags` collects them.
+    """
+    parser.formatter_class = HelpFormatter
+    parser.epilog = settings_help(chosen, is_whole=False)
+    parser.set_defaults(whole_help=functools.partial(settings_help, chosen, is_whole=True))
     for setting in SETTINGS:
         parser.add_argument(
             setting.flag, dest=setting.name, default=argparse.SUPPRESS, help=argparse.SUPPRESS
@@ -185,16 +189,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{kind}-key", type=refuse, help=argparse.SUPPRESS)
 
 
-def settings_help(is_whole: bool) -> str:
-    """The settings by group, as `--help` prints them: those that most people set, a line each, or
-    all of them with every word."""
+def settings_help(chosen: Mapping[str, str], *, is_whole: bool) -> str:
+    """Settings by group for `--help`: common settings with a line each, or all settings in full.
+    `chosen` replaces defaults."""
     lines = []
     for title, group in GROUPS.items():
         shown = [setting for setting in group if is_whole or setting.about.is_common]
         lines += ["", f"{title}:"]
         for setting in shown:
-            lines += _whole_help(setting) if is_whole else [_short_help(setting)]
-    lines += ["", "Each is also a variable, LIVESCALE_<NAME>, and a key of the file."]
+            default = chosen.get(setting.name) or shown_default(setting)
+            lines += _whole_help(setting, default) if is_whole else [_short_help(setting, default)]
+    lines.append("")
+    if "auto" in chosen.values():
+        lines.append("auto: the command chooses a value for the models and the free memory.")
+    lines += ["Each setting is also a variable, LIVESCALE_<NAME>, and a key of the file."]
     return "\n".join(lines if is_whole else [*lines, "--help=all shows all settings."])
 
 
@@ -235,7 +243,7 @@ def _model(fields: Mapping[object, object], where: str, base: Path) -> ModelConf
 def _named(model: ModelConfig) -> ModelConfig:
     name = model.name or Path(os.path.abspath(model.path)).name
     if not name:
-        raise ConfigError(f"models: '{model.path}' gives no name; set `name`")
+        raise ConfigError(f"models: '{model.path}' has no folder name. Set `name`")
     return msgspec.structs.replace(model, name=name)
 
 
@@ -281,26 +289,26 @@ def _refuse_removed(given: Iterable[object], where: str) -> None:
     for name in given:
         instead = instead_of(str(name))
         if instead is not None:
-            raise ConfigError(f"{where}{name} is no setting any more: {instead}")
+            raise ConfigError(f"{where}{name} is no longer a setting. {instead}")
 
 
-def _short_help(setting: Setting) -> str:
-    words = setting.about.help.split(";")[0]
-    return f"  {setting.flag:<20} {words} ({shown_default(setting)})"
+def _short_help(setting: Setting, default: str) -> str:
+    first, _, _ = setting.about.help.partition(". ")
+    return f"  {setting.flag:<20} {first.removesuffix('.')} ({default})"
 
 
-def _whole_help(setting: Setting) -> list[str]:
+def _whole_help(setting: Setting, default: str) -> list[str]:
     unit = f" [{setting.about.unit}]" if setting.about.unit else ""
     kind = "|".join(setting.about.choices) or setting.type.upper()
-    words = f"{setting.about.help}{unit} (default: {shown_default(setting)})"
+    words = f"{setting.about.help}{unit} (default: {default})"
     inner = textwrap.wrap(words, 76, initial_indent="      ", subsequent_indent="      ")
     return [f"  {setting.flag} {kind}", *inner]
 
 
 def _refused_key(kind: str, _key: str) -> None:
     raise argparse.ArgumentTypeError(
-        "every user of the machine can read a command line: put keys into a file and name it with"
-        f" --{kind}-key-file, or one into LIVESCALE_{kind.upper()}_KEY"
+        "keys on a command line are visible to all users of this machine. Write the keys into a"
+        f" file for --{kind}-key-file, or set LIVESCALE_{kind.upper()}_KEY"
     )
 
 
@@ -315,9 +323,9 @@ def _check(config: PoolConfig) -> None:
     if config.listen is not None:
         parse_address(config.listen, "listen")
     elif not config.workers:
-        raise ConfigError("workers is 0, and no machine may join: say where with `listen`")
+        raise ConfigError("workers is 0 and nodes cannot join. Set `listen`, or at least 1 worker")
     elif config.token_file is not None:
-        raise ConfigError("token_file is for a pool that others join: say where with `listen`")
+        raise ConfigError("token_file requires `listen`, the address at which nodes join")
     if config.workers or config.hosts > 1:
         _at_most(config, "hosts", "workers")
     _at_most(config, "sequences_max", "run_tokens_max")
@@ -328,7 +336,7 @@ def _check(config: PoolConfig) -> None:
     except SloError as error:
         raise ConfigError(f"slo: {error}") from None
     if config.timed_profile is not None and config.device != "timed":
-        raise ConfigError(f"timed_profile is for device timed, not for {config.device}")
+        raise ConfigError(f"timed_profile requires device timed. The device is {config.device}")
     _check_cores(config)
     _check_vllm(config)
     if config.carrier == "nixl" and importlib.util.find_spec("nixl_cu12") is None:
@@ -339,13 +347,15 @@ def _check(config: PoolConfig) -> None:
 
 def _check_cores(config: PoolConfig) -> None:
     if config.cores_profile is None and config.cores_max is not None:
-        raise ConfigError("cores_max is given, and no cores_profile")
+        raise ConfigError("cores_max requires cores_profile")
     if config.cores_profile is not None and config.scaling_policy != "stages":
         raise ConfigError(
-            f"cores_profile is for scaling_policy stages, not for {config.scaling_policy}"
+            f"cores_profile requires scaling_policy stages. The policy is {config.scaling_policy}"
         )
     if config.cores_profile is not None and config.device in ("cuda", "vllm"):
-        raise ConfigError(f"cores_profile is for devices cpu and timed, not for {config.device}")
+        raise ConfigError(
+            f"cores_profile requires device cpu or timed. The device is {config.device}"
+        )
 
 
 def _check_vllm(config: PoolConfig) -> None:
@@ -353,29 +363,28 @@ def _check_vllm(config: PoolConfig) -> None:
         return
     if config.workers and config.worker_python is None:
         raise ConfigError(
-            "device vllm: no worker_python is given, an interpreter that has vLLM (make vllm;"
-            " docs/vllm.md)"
+            "device vllm requires worker_python, an interpreter with vLLM (make vllm; docs/vllm.md)"
         )
     if config.weights_layout == "compiled":
-        raise ConfigError("weights_layout compiled is for device cpu, not for vllm")
+        raise ConfigError("weights_layout compiled requires device cpu. The device is vllm")
     if config.listen is not None:
         return  # hosts with other devices may join
     for model in config.models:
         what = "roles" if model.roles is not None else "stages" if model.has_stages else None
         if what is not None:
             raise ConfigError(
-                f"models: {model.name}: {what}: instances of device vllm run whole models, and pass"
-                " nothing to one another"
+                f"models: {model.name}: device vllm does not support {what}. Remove {what}, or"
+                " choose device cpu or cuda"
             )
 
 
 def _check_tls(config: PoolConfig) -> None:
     if config.tls_dir is None and config.data_plane_tls == "on":
-        raise ConfigError("data_plane_tls is on, and there are no certificates: give tls_dir")
+        raise ConfigError("data_plane_tls on requires certificates. Set tls_dir")
     if config.tls_dir is not None and config.carrier == "nixl":
         raise ConfigError(
-            "carrier nixl cannot be used with tls_dir: a process that reaches its port reads and"
-            " writes the memory of a worker"
+            "carrier nixl does not support tls_dir. NIXL gives every process that reaches its"
+            " port access to the memory of a worker"
         )
 
 
@@ -387,13 +396,13 @@ def _at_most(config: PoolConfig, smaller: str, larger: str) -> None:
 
 def _check_models(config: PoolConfig) -> None:
     if not config.models:
-        raise ConfigError("models: none given; name a model's directory or a config file")
+        raise ConfigError("models: no model. Name a model's folder or a configuration file")
     seen: dict[str, str] = {}
     for model in config.models:
         if model.name in seen:
             raise ConfigError(
-                f"models: '{model.name}' names both {seen[model.name]} and {model.path};"
-                " set another `name` in the config file"
+                f"models: '{model.name}' names both {seen[model.name]} and {model.path}."
+                " Set another `name` in the configuration file"
             )
         seen[model.name] = model.path
         _check_model(model, config)
@@ -417,5 +426,5 @@ def _check_model(model: ModelConfig, config: PoolConfig) -> None:
         check_limits(model.min_replicas, model.max_replicas, workers, where)
         return
     if model.schedule:
-        raise ConfigError(f"{where}schedule and roles do not go together")
+        raise ConfigError(f"{where}schedule and roles are both set. Remove one of them")
     check_roles(model.roles, workers, where)

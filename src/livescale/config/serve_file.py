@@ -48,7 +48,9 @@ def _model(llm: dict[object, object], where: str, shared: dict[str, object]) -> 
     check_keys(scaling, _AUTOSCALING, place)
     accelerator = llm.get("accelerator_type")
     if shared and shared["accelerator_type"] != accelerator:
-        raise ConfigError(f"{where}: accelerator_type is another one than before: a pool has one")
+        raise ConfigError(
+            f"{where}: accelerator_type differs from the first one. A pool has one accelerator_type"
+        )
     shared["accelerator_type"] = accelerator
     return {"name": loading["model_id"], "path": loading["model_source"], **scaling}
 

@@ -145,7 +145,7 @@ def parse_slo(text: str) -> SloRule:
     else:
         if "ttft" in bounds:
             return SloAbsolute(bounds["ttft"], bounds.get("tbt"))
-    raise SloError(f"'{text}' is no SLO: write '5x-mean' or 'ttft=450ms,tbt=150ms'")
+    raise SloError(f"'{text}' is not a valid SLO. Write '5x-mean' or 'ttft=450ms,tbt=150ms'")
 
 
 def exact_ns(amount: str, unit: str) -> int:

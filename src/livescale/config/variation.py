@@ -31,5 +31,5 @@ def variation_weights(path: Path = _SHIPPED) -> VariationWeights:
         and len(weights.layer_bias) == len(weights.output) == wide
     )
     if not fits:
-        raise ConfigError(f"{path}: the lengths of its rows do not fit")
+        raise ConfigError(f"{path}: the rows have inconsistent lengths")
     return weights

@@ -1,4 +1,4 @@
-"""The HTTP API: where it listens, who may use it, and how many wait."""
+"""The HTTP API: addresses, keys, certificates and the queue of requests."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ GATEWAYS_MAX = 64
 
 
 class ApiSettings(Tuning, frozen=True, kw_only=True):
-    """The HTTP API: where it listens, who may use it, and how many wait."""
+    """The HTTP API: addresses, keys, certificates and the queue of requests."""
 
     title: ClassVar[str] = "API"
 
-    host: Annotated[str, About("address that the HTTP API listens on", is_common=True)] = (
-        "127.0.0.1"
-    )
+    host: Annotated[str, About("Address of the HTTP API.", is_common=True)] = "127.0.0.1"
     port: Annotated[
-        int, About("port of the HTTP API; 0 takes a free one", upper=65535, is_common=True)
+        int,
+        About(
+            "Port of the HTTP API. With 0, the gateway binds a free port.",
+            upper=65535,
+            is_common=True,
+        ),
     ] = 8000
     gateways: Annotated[
         int,
         About(
-            "processes that serve the HTTP API on this port, on one machine; a core each serves"
-            " most streams",
+            "Gateway processes on this node that share the port. A gateway uses one CPU core.",
             "",
             1,
             GATEWAYS_MAX,
@@ -34,37 +36,66 @@ class ApiSettings(Tuning, frozen=True, kw_only=True):
     api_key_file: Annotated[
         str | None,
         About(
-            "file of the keys that /v1 asks for; one per line, perhaps with weight=N "
-            "behind; none: open to all",
+            "File of API keys for /v1. Each line has one key, optionally followed by weight=N."
+            " With none, /v1 is open to every client.",
             is_common=True,
         ),
     ] = None
     admin_key_file: Annotated[
         str | None,
-        About("file of the keys that /admin asks for, one per line; none: see operations.md"),
+        About(
+            "File of admin keys for /admin. Each line has one key. Without a key, /admin is"
+            " open only on a loopback address."
+        ),
     ] = None
     cors_origins: Annotated[
         str,
-        About("origins of web pages that may use /v1, separated by commas, '*': all; empty: none"),
+        About(
+            "Origins of web pages that may use /v1, separated by commas. With '*', every origin may"
+            " use /v1. If empty, none may."
+        ),
     ] = ""
     ssl_certfile: Annotated[
         str | None,
-        About("certificate chain (PEM) of the HTTP API; it is HTTPS then", is_common=True),
+        About(
+            "Certificate chain (PEM) of the HTTP API. With a certificate, the API uses HTTPS.",
+            is_common=True,
+        ),
     ] = None
-    ssl_keyfile: Annotated[str | None, About("key (PEM) of that certificate", is_common=True)] = (
-        None
-    )
+    ssl_keyfile: Annotated[
+        str | None, About("Private key (PEM) of the HTTPS certificate.", is_common=True)
+    ] = None
     queue_requests_max: Annotated[
-        int, About("waiting requests of a model above which new ones are refused", "requests", 1)
+        int,
+        About(
+            "Longest queue of a model. The gateway rejects further requests of the model.",
+            "requests",
+            1,
+        ),
     ] = 1024
     queue_timeout_s: Annotated[
         int | None,
-        About("time that a request waits for an instance, then it is refused; none: any", "s", 1),
+        About(
+            "Longest time in the queue. The gateway rejects a request that waits longer for an"
+            " instance. With none, requests wait without a limit.",
+            "s",
+            1,
+        ),
     ] = 60
     request_timeout_s: Annotated[
         int | None,
-        About("time from arrival to last token, then a request is ended; none: no limit", "s", 1),
+        About(
+            "Longest time from the arrival of a request to its last token. The gateway ends a"
+            " request that takes longer. With none, requests run without a limit.",
+            "s",
+            1,
+        ),
     ] = None
     metrics_compat: Annotated[
-        str, About("names under which /metrics shows its figures again", choices=("none", "vllm"))
+        str,
+        About(
+            "Additional metric names on /metrics. With vllm, /metrics repeats its values under the"
+            " names of vLLM.",
+            choices=("none", "vllm"),
+        ),
     ] = "none"

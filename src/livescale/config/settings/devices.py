@@ -19,7 +19,8 @@ class DeviceSettings(ApiSettings, frozen=True, kw_only=True):
     workers: Annotated[
         int,
         About(
-            "worker processes, one per device; or those of `topology`",
+            "Worker processes of this node, one per device. With a `topology`, each of its devices"
+            " gets a worker.",
             "",
             0,
             WORKERS_MAX,
@@ -29,45 +30,46 @@ class DeviceSettings(ApiSettings, frozen=True, kw_only=True):
     device: Annotated[
         str,
         About(
-            "what a worker computes on; cuda: not yet tried on a GPU; vllm: with the engine"
-            " of that name, which `worker_python` has; timed: it only waits",
+            "Compute device of a worker. cuda is untested on GPUs. vllm computes with the vLLM"
+            " engine of `worker_python`. timed waits as long as a computation would take.",
             choices=("cpu", "cuda", "vllm", "timed"),
             is_common=True,
         ),
     ] = "cpu"
-    worker_threads: Annotated[int, About("compute threads of a worker", "", 1, 1024)] = 1
+    worker_threads: Annotated[int, About("Compute threads of a worker.", "", 1, 1024)] = 1
     worker_python: Annotated[
         str | None,
         About(
-            "interpreter that workers of this machine run in, such as another virtual"
-            " environment's with the same livescale; none: the one of this command"
+            "Python interpreter of the workers on this node, for example of another virtual"
+            " environment. The interpreter needs the same version of livescale. With none, workers"
+            " run in the interpreter of this command."
         ),
     ] = None
     arena_bytes: Annotated[
-        int, About("memory for parameters, per worker", "bytes", _MIB, _TIB, is_common=True)
+        int, About("Parameter memory of a worker.", "bytes", _MIB, _TIB, is_common=True)
     ] = _GIB
     kv_bytes: Annotated[
-        int, About("memory for the KV cache, per worker", "bytes", 64 * _KIB, _TIB, is_common=True)
+        int, About("KV cache memory of a worker.", "bytes", 64 * _KIB, _TIB, is_common=True)
     ] = 256 * _MIB
     host_memory_bytes: Annotated[
         int | None,
         About(
-            "memory for copies, per host; 0: no agents; none: what placement keeps, and one"
-            " more; for models that come later up to half of what the machine has left",
+            "Host memory of a node for copies of models. With 0, the node keeps no copies. With"
+            " none, the node reserves room for the copies of `placement` and for one more model."
+            " The copies of models added later may take half of the memory that is then free.",
             "bytes",
             upper=64 * _TIB,
             is_common=True,
         ),
     ] = None
     run_tokens_max: Annotated[
-        int, About("tokens that an instance computes at once", "tokens", 1, 1 << 20)
+        int, About("Tokens that an instance computes in one step, at most.", "tokens", 1, 1 << 20)
     ] = 128
     timed_profile: Annotated[
         str | None,
         About(
-            "what a timed worker waits for a Run: a file of `bench profile`,"
-            " linear:RUN_US:TOKEN_US, or roofline:ACCELERATOR:MODEL, such as"
-            " roofline:a100:llama-3-8b; none:"
-            " linear:8000:67"
+            "Step times of a timed worker. The value is a file of `livescale bench profile`,"
+            " linear:RUN_US:TOKEN_US, or roofline:ACCELERATOR:MODEL (roofline:a100:llama-3-8b)."
+            " With none, the profile is linear:8000:67."
         ),
     ] = None

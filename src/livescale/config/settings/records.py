@@ -15,30 +15,41 @@ class RecordSettings(ScalingSettings, frozen=True, kw_only=True):
 
     record: Annotated[
         str | None,
-        About("file for the run record; .zst: compressed; none: no record", is_common=True),
+        About(
+            "File of the run record. The pool compresses a record whose name ends in .zst. With"
+            " none, the pool writes no record.",
+            is_common=True,
+        ),
     ] = None
     record_members: Annotated[
         str | None,
         About(
-            "directory for records of workers and host agents, prompts included, in a folder"
-            " for each start; none: no records"
+            "Folder of the records of workers and host agents. The records include prompts. Each"
+            " start writes into a new subfolder. With none, the pool writes no such records."
         ),
     ] = None
     state: Annotated[
         str | None,
         About(
-            "folder that keeps models for the next start; limits, too; none: they go with the pool",
+            "Folder of models and limits that survive a restart. With none, a restart loses models"
+            " and limits that were set while the pool ran.",
             is_common=True,
         ),
     ] = None
     log_level: Annotated[
         str,
         About(
-            "what processes log; besides the pool's news",
+            "Lowest level of log lines. The pool prints its events at every level.",
             choices=("debug", "info", "warning", "error"),
             is_common=True,
         ),
     ] = "warning"
     drain_timeout_s: Annotated[
-        int, About("time that running requests get when the pool stops", "s", 0, 86_400)
+        int,
+        About(
+            "Drain timeout of a pool that stops. Requests that run longer are ended.",
+            "s",
+            0,
+            86_400,
+        ),
     ] = 30

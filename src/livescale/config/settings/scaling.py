@@ -14,22 +14,29 @@ class ScalingSettings(MachineSettings, frozen=True, kw_only=True):
     title: ClassVar[str] = "scaling"
 
     slo: Annotated[
-        str, About("what counts as good; '5x-mean' or 'ttft=450ms,tbt=150ms'", is_common=True)
+        str,
+        About(
+            "Service level objective (SLO) of every model. The value is a multiple of the mean"
+            " (5x-mean) or latency bounds (ttft=450ms,tbt=150ms).",
+            is_common=True,
+        ),
     ] = "5x-mean"
     scaling_policy: Annotated[
         str,
         About(
-            "what a model scales by; slo: an aim for the TTFT; bounds: token rate, queued prefill"
-            " work, KV and requests; stages: each stage of a model by its own queue; pipelines: all"
-            " stages alike (models without stages: slo)",
+            "Load measure of the scaling policy. slo scales to a target TTFT. bounds compares token"
+            " rate, queued prefill work, KV use and requests with fixed bounds. stages scales each"
+            " stage of a model by its own queue. pipelines scales all stages of a model alike."
+            " Models without stages scale by slo if the policy is stages or pipelines.",
             choices=("bounds", "slo", "stages", "pipelines"),
         ),
     ] = "slo"
     scale_down_timeout_ms: Annotated[
         int | None,
         About(
-            "time below every lower bound before a model shrinks; none: 100 with scaling_policy"
-            " slo, 3000 of a stage, else 333",
+            "Scale-down delay. The controller drains an instance after its model was below every"
+            " lower bound for this time. With none, the delay is 100 ms with `scaling_policy` slo,"
+            " 3000 ms for a stage, and 333 ms otherwise.",
             "ms",
             0,
             86_400_000,
@@ -38,9 +45,9 @@ class ScalingSettings(MachineSettings, frozen=True, kw_only=True):
     live_order: Annotated[
         str,
         About(
-            "how a loading instance works; zigzag: it shares prompts with an overloaded "
-            "instance, layer by layer; overlap: alone, behind its own load; stop-the-world:"
-            " it waits",
+            "Live scaling mode of loading instances. zigzag shares prompts layer by layer with an"
+            " overloaded instance. overlap computes each layer as it arrives, without a partner."
+            " stop-the-world serves after the last layer has arrived.",
             choices=("zigzag", "overlap", "stop-the-world"),
             is_common=True,
         ),
@@ -48,19 +55,20 @@ class ScalingSettings(MachineSettings, frozen=True, kw_only=True):
     teams: Annotated[
         str,
         About(
-            "loading instances that serve together before any of them has everything: cover: as few"
-            " as have the whole model between them, pairs: one of each source's, none: no teams."
-            " Loads whose first tokens should be sooner so go by a binomial multicast, in which"
-            " instances get different parts first",
+            "Teams of loading instances that serve together before each has the whole model. cover"
+            " forms teams of as few instances as hold the whole model. pairs takes one instance of"
+            " each source. none forms no teams. If a team is predicted to give first tokens sooner"
+            " than a chain, the controller loads by binomial multicast.",
             choices=("none", "cover", "pairs"),
         ),
     ] = "none"
     placement: Annotated[
         str,
         About(
-            "copies of models in host memory; spread: one of each model in the cluster; "
-            "key-stages: on each host the stages that were narrow while it had them, and "
-            "the last copy of what no device holds; none",
+            "Model copies in host memory. spread keeps one copy of each model in the cluster."
+            " key-stages keeps on each host the stages that were bottlenecks while the host served"
+            " them. key-stages also keeps one copy of each model without a copy on a device."
+            " none keeps no copies.",
             choices=("spread", "key-stages", "none"),
             is_common=True,
         ),
@@ -68,7 +76,8 @@ class ScalingSettings(MachineSettings, frozen=True, kw_only=True):
     cores_profile: Annotated[
         str | None,
         About(
-            "with scaling_policy stages: file of `bench cores`; instances of a stage get more cores"
-            " where one of them goes that would be missed; none: workers keep their threads"
+            "File of `livescale bench cores` for `scaling_policy` stages. With a file, the"
+            " controller may drain an instance of a stage and give the other instances more CPU"
+            " cores. With none, workers keep `worker_threads`."
         ),
     ] = None

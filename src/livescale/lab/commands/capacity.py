@@ -47,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_load_arguments(parser, trace=None, seconds=300, divide_lengths=1)
     add_pool_arguments(parser, strategy="livescale,serverlessllm,fixed-full")
     add = parser.add_argument
-    add("--json", type=Path, help="write the figures to this file")
-    words = "percentiles that must hold: ttft_p99=450ms,tbt_p99=150ms"
+    add("--json", type=Path, help="Write the figures to this file (JSON).")
+    words = "SLO as percentiles, for example ttft_p99=450ms,tbt_p99=150ms."
     add("--slo", required=True, metavar="BOUNDS", help=words)
-    words = "what a pool grows by (default: hosts where the cluster has several, else devices)"
+    words = "Step of the pool size (default: hosts, or devices in a cluster of one host)."
     add("--by", choices=("hosts", "devices"), help=words)
 
 

@@ -41,22 +41,45 @@ _SPLIT_TRACE = "gamma:rate=3,cv=3,seconds={},input=1536,output=640"
 # Where lengths must be clipped, this part of the model's limit is for the output.
 _OUTPUT_PART = 4
 PARTS = ("scaling", "live")
+_DEFAULTS = {
+    "workers": "3, live part 2, disaggregated 4",
+    "port": "0",
+    "placement": "spread, live part none",
+    "record": "in --folder",
+    "scaling_policy": "slo, live part bounds",
+    "queue_requests_max": "all requests",
+}
+"""Defaults of the demo, as `--help` shows them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", type=Path, default=Path("models/demo"), help="directory")
-    add("--only", choices=PARTS, help="1 -> 3 -> 1, or with and without live scaling")
-    words = "1 -> 3 -> 1, but prefill and decode on instances of their own: both scale"
+    add(
+        "--model",
+        type=Path,
+        default=Path("models/demo"),
+        help="Folder of the model. The demo makes a missing model.",
+    )
+    add(
+        "--only",
+        choices=PARTS,
+        help="Run one part: 1 -> 3 -> 1, or live scaling beside stop-the-world.",
+    )
+    words = "Scale separate instances for prefill and decode, in place of both parts."
     add("--disaggregated", action="store_true", help=words)
     add_load_arguments(parser, trace=None, seconds=45, divide_lengths=16)
-    add("--load-seconds", type=float, default=1.0, help="time that a load takes in the first part")
-    words = "time that a load takes in the second part"
+    add(
+        "--load-seconds",
+        type=float,
+        default=1.0,
+        help="Duration of a load in the scaling part.",
+    )
+    words = "Duration of a load in the live part."
     add("--live-load-seconds", type=float, default=5.0, help=words)
-    add("--json", type=Path, help="write the figures to this file")
-    words = "of records, pictures and the page (default: runs/demo-DATE)"
+    add("--json", type=Path, help="Write the figures to this file (JSON).")
+    words = "Folder of records, pictures and the page (default: runs/demo-DATE)."
     add("--folder", type=Path, help=words)
-    add_flags(parser)
+    add_flags(parser, _DEFAULTS)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     if min(arguments.load_seconds, arguments.live_load_seconds) <= 0:
         raise UserError("--load-seconds and --live-load-seconds must be positive")
     if arguments.disaggregated and arguments.only == "live":
-        raise UserError("--disaggregated is a way to play the first part, not --only live")
+        raise UserError("--disaggregated does not support --only live. Remove one of them")
     make_model_once(arguments.model)
     if arguments.only != "live":
         scaled = _play_scaling(arguments, folder)
@@ -197,7 +220,9 @@ def _play_live(arguments: argparse.Namespace, folder: Path) -> _Outcome:
     """Play the burst twice. Raises ConfigError, PoolFailed, UserError."""
     order = str(given_flags(arguments).get("live_order", "zigzag"))
     if order == _BASELINE:
-        raise UserError(f"--live-order {_BASELINE} is what live scaling is compared with")
+        raise UserError(
+            f"--live-order {_BASELINE} is the baseline of the demo. Choose zigzag or overlap"
+        )
     rows: Sequence[TraceRow] = ()
     played: list[Played] = []
     for name in (_BASELINE, order):

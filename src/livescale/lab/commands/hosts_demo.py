@@ -47,25 +47,40 @@ _TIMED_RUN_US, _TIMED_TOKEN_US = 15_000, 600
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    words = f"emulated hosts, the head among them ({_HOSTS_MIN} at least)"
+    words = f"Number of emulated hosts with the head node, at least {_HOSTS_MIN}."
     add("--hosts", type=int, default=4, help=words)
-    add("--link", default="1gbit", metavar="RATE", help="of every host's link, each direction")
+    add("--link", default="1gbit", metavar="RATE", help="Rate of every link, each direction.")
     add_load_arguments(parser, seconds=30)
-    add("--json", type=Path, metavar="FILE", help="write the figures to this file")
-    words = "of record, logs, picture and page (default: runs/hosts-DATE)"
+    add("--json", type=Path, metavar="FILE", help="Write the figures to this file (JSON).")
+    words = "Folder of record, logs, picture and page (default: runs/hosts-DATE)."
     add("--folder", type=Path, help=words)
 
 
 def add_load_arguments(parser: argparse.ArgumentParser, *, seconds: int) -> None:
     """The flags of `pool_flags` and `burst_job`."""
     add = parser.add_argument
-    add("--device", choices=("cpu", "timed"), default="cpu", help="workers compute, or wait")
-    add("--model", type=Path, default=Path("models/demo"), help="directory; it is made if missing")
-    add("--seconds", type=int, default=seconds, help="how long requests come")
-    add("--rate", type=float, default=1.5, help="of requests beside the burst, per second")
-    add("--burst", type=int, default=80, help=f"further requests, within {_BURST_S:g} s")
-    add("--lost-after-ms", type=int, default=2000, help="silence after which a host is given up")
-    add("--seed", type=int, default=0, help="of the prompts")
+    add(
+        "--device",
+        choices=("cpu", "timed"),
+        default="cpu",
+        help="Device of the workers (default: cpu).",
+    )
+    add(
+        "--model",
+        type=Path,
+        default=Path("models/demo"),
+        help="Folder of the model. The command makes a missing model.",
+    )
+    add("--seconds", type=int, default=seconds, help="Duration of the load in seconds.")
+    add("--rate", type=float, default=1.5, help="Requests per second beside the burst.")
+    add("--burst", type=int, default=80, help=f"Requests of the burst, within {_BURST_S:g} s.")
+    add(
+        "--lost-after-ms",
+        type=int,
+        default=2000,
+        help="Time without a message after which a host is lost.",
+    )
+    add("--seed", type=int, default=0, help="Seed of the prompts.")
 
 
 class NoDemoError(UserError):

@@ -110,26 +110,37 @@ class PoolChoice:
 def add_pool_arguments(parser: argparse.ArgumentParser, strategy: str) -> None:
     """The flags of `choose`; `strategy` is the default."""
     add = parser.add_argument
-    words = "name of a cluster that comes with LiveScale, or a YAML file (default: --workers)"
+    words = (
+        "Cluster of LiveScale by name, or a topology file (default: A800 workers, see --workers)."
+    )
     add("-c", "--cluster", metavar="CLUSTER", help=words)
-    words = "a preset, its ranks, and limits of its instances (default: llama-3-8b), or, where each"
-    words += " prefills or decodes, of both kinds: prefill=1-7,decode=1-7"
+    words = (
+        "Model preset, ranks, and limits of instances (default: llama-3-8b). Separate prefill and"
+    )
+    words += " decode instances have limits of their own: prefill=1-7,decode=1-7."
     add("--model", metavar="PRESET[,tp=N][,min=N][,max=N]", help=words)
-    words = "many models and their loads, in place of a trace and --model"
+    words = "Workload file of several models, in place of a trace and --model."
     add("--workload", type=Path, metavar="FILE", help=words)
-    words = f"systems that are compared: {', '.join(SYSTEMS)} (default: {strategy})"
+    words = f"Systems to compare: {', '.join(SYSTEMS)} (default: {strategy})."
     add("--strategy", "--strategies", dest="strategy", metavar="A,B", help=words)
     parser.set_defaults(default_strategy=strategy)
-    words = "mean rate: 'half' or a part of what the whole pool can take (0.8), or N/s"
+    words = "Mean request rate: N/s, or a share of the pool's capacity ('half', 0.8)."
     add("--rate", metavar="half|PART|N/s", help=words)
-    add("--workers", type=int, default=8, help="without a cluster: A800 workers of the pool")
-    add("--link-gbit", type=float, default=100, help="without a cluster: rate of every link")
-    add("--storage-gbit", type=float, default=10, help="without a cluster: rate of storage")
-    words = "without a cluster: hosts with memory for copies that share the workers (default: none)"
+    add("--workers", type=int, default=8, help="Number of A800 workers without --cluster.")
+    add("--link-gbit", type=float, default=100, help="Link rate without --cluster.")
+    add("--storage-gbit", type=float, default=10, help="Storage rate without --cluster.")
+    words = "Number of hosts with host memory without --cluster."
     add("--hosts", type=int, default=0, help=words)
-    add("--host-memory-gb", type=float, default=192, help="without a cluster: of every host")
-    add("--multicast", choices=STRATEGIES, help="who sends to whom, whatever the strategy says")
-    words = "which host keeps what, whatever the strategy says: " + ", ".join(_PLACEMENTS)
+    add(
+        "--host-memory-gb",
+        type=float,
+        default=192,
+        help="Host memory of each host without --cluster.",
+    )
+    add(
+        "--multicast", choices=STRATEGIES, help="Multicast strategy. The flag overrides --strategy."
+    )
+    words = "Placement of host copies. The flag overrides --strategy."
     add("--placement", choices=list(_PLACEMENTS), help=words)
 
 
@@ -154,7 +165,7 @@ def choose_systems(arguments: argparse.Namespace) -> tuple[System, ...]:
     asked = arguments.default_strategy if arguments.strategy is None else arguments.strategy
     names = [name.strip() for name in asked.split(",") if name.strip()]
     if not names:
-        raise UserError("--strategy names no strategy")
+        raise UserError("--strategy is empty. Name at least one system")
     return tuple(choose_system(name, arguments) for name in dict.fromkeys(names))
 
 
@@ -187,7 +198,7 @@ def parse_model(text: str) -> PooledModel:
     if not roles:
         return model
     if model.instances_min != 1 or model.instances_max is not None:
-        raise UserError(f"--model {text}: prefill and decode have limits of their own")
+        raise UserError(f"--model {text}: roles replace min and max. Remove min and max")
     return msgspec.structs.replace(model, roles=msgspec.convert(roles, PooledRoles))
 
 
@@ -233,7 +244,7 @@ def _cluster(arguments: argparse.Namespace) -> tuple[str, NamedTopology]:
 
 def _many(arguments: argparse.Namespace, name: str, cluster: NamedTopology) -> PoolChoice:
     if arguments.trace is not None or arguments.model is not None:
-        raise UserError("--workload stands in place of a trace and --model: give one or the other")
+        raise UserError("--workload replaces a trace and --model. Remove the trace and --model")
     if arguments.divide_lengths < 1 or not 0 < arguments.factor <= 1000:
         raise UserError("--divide-lengths must be at least 1, --factor in (0, 1000]")
     data = os.environ.get("LIVESCALE_DATA")

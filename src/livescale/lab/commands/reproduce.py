@@ -20,15 +20,20 @@ _FIGURES = "figures"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    words = "claims such as B5, L10 or N7, or 'all' (default: all); or 'figures' and numbers of"
-    words += " BlitzScale's figures (default: all)"
+    words = "IDs of claims, for example B5, L10 or N7 (default: all). 'figures' draws figures of"
+    words += " BlitzScale by number (default: all)."
     add("ids", nargs="*", metavar="ID", help=words)
-    add("--out", type=Path, metavar="DIR", help="where 'figures' are written (default: figures)")
-    add("--json", type=Path, metavar="FILE", help="write the figures to this file")
-    add("--report", type=Path, metavar="DIR", help=f"write {_DOCUMENT} and figures (SVG) here")
-    words = "measure in so many processes (default: one per core)"
+    add("--out", type=Path, metavar="DIR", help="Folder for 'figures' (default: figures).")
+    add("--json", type=Path, metavar="FILE", help="Write the figures to this file (JSON).")
+    add(
+        "--report",
+        type=Path,
+        metavar="DIR",
+        help=f"Write {_DOCUMENT} and figures (SVG) into this folder.",
+    )
+    words = "Number of processes (default: one per CPU core)."
     add("--jobs", type=_count, default=os.cpu_count() or 1, metavar="N", help=words)
-    add("--seed", type=_seed, default=0, help="of everything that is drawn (0 or more)")
+    add("--seed", type=_seed, default=0, help="Random seed, 0 or more (default: 0).")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -51,12 +51,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_load_arguments(parser, trace="TRACE", seconds=300, divide_lengths=1)
     add_pool_arguments(parser, strategy="livescale")
     add = parser.add_argument
-    add("--json", type=Path, help="write the figures to this file")
-    add("--slo", default="5x-mean", help="'5x-mean' or 'ttft=450ms,tbt=150ms'")
-    words = "a run record of each strategy and a page about all, in this directory"
+    add("--json", type=Path, help="Write the figures to this file (JSON).")
+    add("--slo", default="5x-mean", help="SLO: '5x-mean' (default) or 'ttft=450ms,tbt=150ms'.")
+    words = "Write a run record of each system and an HTML page into this folder."
     add("--report", type=Path, metavar="DIR", help=words)
-    add("--record", type=Path, metavar="FILE", help="the run record of a single strategy")
-    words = "instead of strategies: loading speeds in Gbit/s, and what they do to the SLO"
+    add(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="Write the run record of a single system to this file.",
+    )
+    words = "Compare load bandwidths in Gbit/s instead of systems."
     add("--sweep", metavar="bandwidth=10,25,…", help=words)
 
 

@@ -26,30 +26,31 @@ _OUTSIDE = "outside"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    words = "build a testbed, run a command (default: wait for Ctrl-C), remove the testbed"
+    words = "Build a testbed, run a command (default: wait for Ctrl-C), and remove the testbed."
     run_it = actions.add_parser("run", help=words, description=words)
     add_network_arguments(run_it)
     run_it.add_argument(
-        "--at", default=_OUTSIDE, help='where the command runs: "h0", …, "control" or "outside"'
+        "--at", default=_OUTSIDE, help='Place of the command: "h0", …, "control" or "outside".'
     )
-    run_it.add_argument("argv", nargs="*", metavar="-- COMMAND", help="what to run")
-    words = "run a pool on a testbed's hosts; its HTTP API is where serve has it"
+    run_it.add_argument("argv", nargs="*", metavar="-- COMMAND", help="Command to run.")
+    words = "Run a pool on the hosts of a testbed, with the HTTP API at the address of `serve`."
     pool = actions.add_parser("serve", help=words, description=words)
     add_network_arguments(pool)
-    pool.add_argument("models", nargs="*", metavar="MODEL", help="directory of a model")
-    pool.add_argument("-c", "--config", type=Path, help="configuration file (YAML)")
-    words = "run a command in a host of a testbed"
+    pool.add_argument("models", nargs="*", metavar="MODEL", help="Folder of a model.")
+    pool.add_argument("-c", "--config", type=Path, help="Configuration file (YAML).")
+    words = "Run a command on a host of a testbed."
     execute = actions.add_parser("exec", help=words, description=words)
     execute.add_argument(
-        "--testbed", help=f"its name (default: ${TESTBED_VARIABLE}, or the only one)"
+        "--testbed",
+        help=f"Name of the testbed (default: ${TESTBED_VARIABLE}, or the only testbed).",
     )
-    execute.add_argument("host", help='"h0", "h1", … or "control"')
-    execute.add_argument("argv", nargs="+", metavar="-- COMMAND", help="what to run")
-    words = "hosts of this machine join a pool; one is lost, one leaves; every token is checked"
+    execute.add_argument("host", help='Host: "h0", "h1", … or "control".')
+    execute.add_argument("argv", nargs="+", metavar="-- COMMAND", help="Command to run.")
+    words = "Run a demo of a pool on several hosts, with a lost host and a host that leaves."
     hosts_demo.add_arguments(actions.add_parser("demo", help=words, description=words))
     for action, words in (
-        ("status", "list the testbeds of this machine"),
-        ("clean", "remove testbeds whose processes have ended"),
+        ("status", "List the testbeds of this node."),
+        ("clean", "Remove testbeds without processes."),
     ):
         actions.add_parser(action, help=words, description=words)
 
@@ -57,11 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_network_arguments(parser: argparse.ArgumentParser, hosts: int = 2) -> None:
     """The flags of `network_spec`."""
     add = parser.add_argument
-    add("--hosts", type=int, default=hosts, help="emulated hosts")
-    add("--link", default="1gbit", metavar="RATE", help="of every link, each direction")
-    add("--devices-per-host", type=int, default=1, help="devices, each with a link of its own")
-    add("--leaves", type=int, default=1, help="leaf switches")
-    add("--spine", metavar="RATE", help="of a leaf's link to the spine (default: that of --link)")
+    add("--hosts", type=int, default=hosts, help="Number of emulated hosts.")
+    add("--link", default="1gbit", metavar="RATE", help="Rate of every link, each direction.")
+    add("--devices-per-host", type=int, default=1, help="Devices of a host, each with a link.")
+    add("--leaves", type=int, default=1, help="Number of leaf switches.")
+    add("--spine", metavar="RATE", help="Rate of a leaf's link to the spine (default: --link).")
 
 
 def network_spec(arguments: argparse.Namespace) -> NetworkSpec:

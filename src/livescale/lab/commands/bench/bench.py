@@ -65,15 +65,15 @@ _TRANSFER_PACKAGES = ("livescale", "torch", "safetensors", "xxhash", "numpy")
 
 def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", type=Path, metavar="DIR", help="a model's directory (default: a made one)")
-    add("--size", default="1GiB", help="about the size of the made model")
-    add("--repetitions", type=int, default=3, help="counted loads of each kind")
-    add("--warm-only", action="store_true", help="leave out loads from storage")
-    add("--peer-python", type=Path, help="an interpreter that has loaders to compare with")
+    add("--model", type=Path, metavar="DIR", help="Folder of a model (default: a generated model).")
+    add("--size", default="1GiB", help="Approximate size of the generated model.")
+    add("--repetitions", type=int, default=3, help="Measured loads of each kind.")
+    add("--warm-only", action="store_true", help="Skip loads from storage.")
+    add("--peer-python", type=Path, help="Python interpreter with other loaders to compare.")
 
 
 def _load(arguments: argparse.Namespace) -> int:
-    """From safetensors files to host memory, by our reader and by libraries."""
+    """Load safetensors files into host memory with LiveScale and with other libraries."""
     at_least(arguments, 1, "repetitions")
     options = options_of(
         LoadBenchOptions,
@@ -91,22 +91,32 @@ def _load(arguments: argparse.Namespace) -> int:
 def _add_multicast_arguments(parser: argparse.ArgumentParser) -> None:
     add_network_arguments(parser, hosts=6)
     add = parser.add_argument
-    add("--size", default="256MiB", help="of the model")
-    add("--layers", type=int, default=32, help="of the model")
-    add("--chunk", default="512KiB", help="bytes of a chunk")
-    add("--strategies", default=",".join(_MULTICAST), metavar="NAME,…", help="in this order")
-    add("--receivers", metavar="N,…", help="hosts that receive (default: 1 to all but the first)")
-    add("--repetitions", type=int, default=3, help="transfers of each kind; the median counts")
-    add("--no-gloo", action="store_true", help="leave out torch.distributed")
-    words = "the modes of data_plane_tls in turns, by the first strategy to the most receivers"
+    add("--size", default="256MiB", help="Size of the model.")
+    add("--layers", type=int, default=32, help="Layers of the model.")
+    add("--chunk", default="512KiB", help="Size of a chunk.")
+    add(
+        "--strategies",
+        default=",".join(_MULTICAST),
+        metavar="NAME,…",
+        help="Multicast strategies, in this order (default: all).",
+    )
+    add("--receivers", metavar="N,…", help="Numbers of receivers (default: 1 to --hosts - 1).")
+    add(
+        "--repetitions",
+        type=int,
+        default=3,
+        help="Transfers of each kind. The result is the median.",
+    )
+    add("--no-gloo", action="store_true", help="Skip torch.distributed.")
+    words = "Compare modes of data_plane_tls with the first strategy and the most receivers."
     add("--tls", action="store_true", help=words)
 
 
 def _multicast(arguments: argparse.Namespace) -> int:
-    """Every multicast strategy on emulated links, beside gloo and a TCP stream (root)."""
+    """Compare multicast strategies with gloo and a TCP stream on emulated links (root)."""
     network = network_spec(arguments)
     if network.hosts < 2:
-        raise UserError("--hosts must be at least 2: one sends, others receive")
+        raise UserError("--hosts must be at least 2, a sender and a receiver")
     at_least(arguments, 1, "repetitions", "layers")
     options = options_of(
         MulticastBenchOptions,
@@ -136,12 +146,17 @@ def _receiver_hosts(text: str | None, most: int) -> tuple[int, ...]:
 
 def _add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--workers", default="4,8,16,32", metavar="N,…", help="sizes of the mesh")
-    add("--eager-peers-max", type=int, default=32, help="connections a worker opens by itself")
+    add("--workers", default="4,8,16,32", metavar="N,…", help="Numbers of workers.")
+    add(
+        "--eager-peers-max",
+        type=int,
+        default=32,
+        help="Connections that a worker opens ahead of use.",
+    )
 
 
 def _mesh(arguments: argparse.Namespace) -> int:
-    """Connections, memory and set-up time of the mesh of data planes."""
+    """Measure connections, memory and set-up time of the data planes."""
     at_least(arguments, 0, "eager_peers_max")
     wanted = f"numbers from 2 to {_WORKERS_MAX}"
     workers = whole_numbers(arguments.workers, "--workers", wanted, 2, _WORKERS_MAX)
@@ -156,7 +171,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, bench in _BENCHES.items():
         own = benches.add_parser(name, help=bench.help, description=bench.help)
         bench.add_arguments(own)
-        own.add_argument("--json", type=Path, help="write the figures to this file")
+        own.add_argument("--json", type=Path, help="Write the figures to this file (JSON).")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -169,40 +184,52 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--shape", action="append", metavar="HxL", help="hidden size x layers (default: 512x8)")
-    add("--hidden", type=int, help="one shape, with --layers: hidden size")
-    add("--layers", type=int, help="one shape, with --hidden: decoder layers")
-    add("--heads", type=int, help="attention heads (default: hidden size / 64)")
-    add("--kv-heads", type=int, help="KV heads (default: heads / 4)")
-    add("--intermediate", type=int, help="width of the MLP (default: 8/3 of the hidden size)")
-    add("--dtype", action="append", choices=DTYPES, help="of weights (default: bfloat16)")
-    add("--vocabulary", type=int, default=8192, help="token ids")
-    add("--prompt-tokens", type=int, default=64, help="length of every prompt")
-    add("--output-tokens", type=int, default=64, help="length of every output")
-    add("--concurrency", default="1,8,32", metavar="N,…", help="requests in flight")
-    add("--repetitions", type=int, default=3, help="counted rounds of each kind")
-    add("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every engine")
-    add("--run-tokens-max", type=int, default=512, help="token budget of our engine's Runs")
-    add("--block-tokens", type=int, default=16, help="tokens of a KV block of our engine")
+    add("--shape", action="append", metavar="HxL", help="Hidden size x layers (default: 512x8).")
+    add("--hidden", type=int, help="Hidden size of one shape, with --layers.")
+    add("--layers", type=int, help="Decoder layers of one shape, with --hidden.")
+    add("--heads", type=int, help="Attention heads (default: hidden size / 64).")
+    add("--kv-heads", type=int, help="KV heads (default: heads / 4).")
+    add("--intermediate", type=int, help="Width of the MLP (default: 8/3 of the hidden size).")
+    add("--dtype", action="append", choices=DTYPES, help="Type of the weights (default: bfloat16).")
+    add("--vocabulary", type=int, default=8192, help="Number of token IDs.")
+    add("--prompt-tokens", type=int, default=64, help="Tokens of each prompt.")
+    add("--output-tokens", type=int, default=64, help="Tokens of each output.")
+    add("--concurrency", default="1,8,32", metavar="N,…", help="Numbers of concurrent requests.")
+    add("--repetitions", type=int, default=3, help="Measured rounds of each kind.")
+    add(
+        "--threads",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="Threads of each engine (default: all CPU cores).",
+    )
+    add("--run-tokens-max", type=int, default=512, help="Token budget of a step of LiveScale.")
+    add("--block-tokens", type=int, default=16, help="Tokens of a KV block of LiveScale.")
     add(
         "--weights-layout",
         choices=("auto", "packed", "compiled", "plain"),
         default="auto",
-        help="of our engine",
+        help="Weights layout of LiveScale.",
     )
     add(
         "--instructions",
         choices=tuple(INSTRUCTIONS),
         default="native",
-        help="that engines may compute with: all of this CPU, or none beyond AVX2",
+        help="CPU instructions of the engines: all, or up to AVX2.",
     )
-    add("--engines", default=",".join(_ENGINES[:3]), metavar="NAME,…", help="besides vLLM")
-    add("--vllm-python", type=Path, help="an interpreter that has vLLM's CPU build: adds vllm_cpu")
-    add("--seed", type=int, default=0, help="of the prompts")
+    add(
+        "--engines",
+        default=",".join(_ENGINES[:3]),
+        metavar="NAME,…",
+        help="Engines other than vLLM (default: all).",
+    )
+    add(
+        "--vllm-python", type=Path, help="Python interpreter with vLLM's CPU build (adds vllm_cpu)."
+    )
+    add("--seed", type=int, default=0, help="Seed of the prompts.")
 
 
 def _engine(arguments: argparse.Namespace) -> int:
-    """Tokens per second of our engine and of others, over the same prompts."""
+    """Compare tokens per second of LiveScale and other engines on the same prompts."""
     options = _engine_options(arguments)
     if options.vllm_python is not None:
         check_vllm_python(options.vllm_python)
@@ -213,7 +240,7 @@ def _engine_options(arguments: argparse.Namespace) -> EngineBenchOptions:
     texts = arguments.shape or []
     if arguments.hidden is not None or arguments.layers is not None:
         if texts or arguments.hidden is None or arguments.layers is None:
-            raise UserError("--hidden and --layers go together, and without --shape")
+            raise UserError("--hidden and --layers need each other, and exclude --shape")
         texts = [f"{arguments.hidden}x{arguments.layers}"]
     sizes = (arguments.heads, arguments.kv_heads, arguments.intermediate)
     shapes = tuple(parse_shape(text, *sizes) for text in texts or ["512x8"])
@@ -247,17 +274,17 @@ def _engines(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 def _add_coldstart_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--shape", default="512x8", metavar="HxL", help="hidden size x layers")
-    add("--dtype", choices=DTYPES, default="bfloat16", help="of the weights")
-    add("--vocabulary", type=int, default=8192, help="token ids")
-    add("--prompt-tokens", type=int, default=64, help="length of the prompt")
-    add("--repetitions", type=int, default=3, help="starts of each kind")
-    add("--threads", type=int, default=1, help="compute threads")
-    add("--vllm-python", type=Path, help="an interpreter that has vLLM's CPU build: its start, too")
+    add("--shape", default="512x8", metavar="HxL", help="Hidden size x layers.")
+    add("--dtype", choices=DTYPES, default="bfloat16", help="Type of the weights.")
+    add("--vocabulary", type=int, default=8192, help="Number of token IDs.")
+    add("--prompt-tokens", type=int, default=64, help="Tokens of the prompt.")
+    add("--repetitions", type=int, default=3, help="Starts of each kind.")
+    add("--threads", type=int, default=1, help="Compute threads.")
+    add("--vllm-python", type=Path, help="Python interpreter with vLLM's CPU build (adds vLLM).")
 
 
 def _coldstart(arguments: argparse.Namespace) -> int:
-    """From nothing, and from a warm worker, to the first token."""
+    """Measure the time to the first token from a cold start and from a warm worker."""
     at_least(arguments, 1, "prompt_tokens", "repetitions", "threads")
     shape = parse_shape(arguments.shape, None, None, None)
     shape.preset(arguments.vocabulary)
@@ -273,13 +300,13 @@ def _coldstart(arguments: argparse.Namespace) -> int:
 
 def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    words = "devices of the clusters (default: 64 to 4,096)"
+    words = "Devices of a cluster (default: 64 to 4,096)."
     add("--devices", action="append", type=int, metavar="N", help=words)
-    add("--repetitions", type=int, default=20, help="plans of each kind")
+    add("--repetitions", type=int, default=20, help="Plans of each kind.")
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    """How long multicast planning takes, and how good its plans are."""
+    """Measure the time and the quality of multicast planning."""
     at_least(arguments, 1, "repetitions")
     sizes = tuple(arguments.devices or SIZES)
     if not all(2 <= size <= 1 << 16 for size in sizes):
@@ -292,22 +319,24 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--out", type=Path, required=True, metavar="FILE", help="the profile (CSV)")
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="what computes")
-    add("--model", type=Path, metavar="DIR", help="a model's directory (default: one is made)")
-    add("--shape", default="512x8", metavar="HxL", help="of a made model: hidden size x layers")
-    add("--dtype", choices=DTYPES, default="bfloat16", help="of a made model's weights")
-    add("--vocabulary", type=int, default=8192, help="of a made model: token ids")
-    words = "compute threads (default: 1, as a worker has)"
+    add("--out", type=Path, required=True, metavar="FILE", help="File of the profile (CSV).")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="Compute device.")
+    add("--model", type=Path, metavar="DIR", help="Folder of a model (default: a generated model).")
+    add(
+        "--shape", default="512x8", metavar="HxL", help="Hidden size x layers of a generated model."
+    )
+    add("--dtype", choices=DTYPES, default="bfloat16", help="Type of a generated model's weights.")
+    add("--vocabulary", type=int, default=8192, help="Token IDs of a generated model.")
+    words = "Compute threads (default: 1, like a worker)."
     add("--threads", type=int, default=1, help=words)
-    add("--seconds", type=float, default=60.0, help="how long is measured")
-    add("--chunk-max", type=int, default=1024, help="tokens of the largest chunk of a prompt")
-    add("--batch-max", type=int, default=32, help="decodes of the largest batch")
-    add("--context-max", type=int, default=2048, help="tokens of the longest context")
+    add("--seconds", type=float, default=60.0, help="Duration of the measurement in seconds.")
+    add("--chunk-max", type=int, default=1024, help="Tokens of the largest prompt chunk.")
+    add("--batch-max", type=int, default=32, help="Decodes of the largest batch.")
+    add("--context-max", type=int, default=2048, help="Tokens of the longest context.")
 
 
 def _profile(arguments: argparse.Namespace) -> int:
-    """How long single Runs take on this machine, as a profile for simulations."""
+    """Measure step times on this node, as a profile for simulations."""
     limits = ProfileLimits(arguments.chunk_max, arguments.batch_max, arguments.context_max)
     if limits.chunk_tokens_max < 1 or limits.decodes_max < 1 or arguments.threads < 1:
         raise UserError("--chunk-max, --batch-max and --threads must be at least 1")
@@ -317,7 +346,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.seconds <= 86_400:
         raise UserError("--seconds must be positive, and a day at most")
     if not os.access(arguments.out.absolute().parent, os.W_OK):
-        raise UserError(f"--out {arguments.out}: its directory cannot be written to")
+        raise UserError(f"--out {arguments.out}: the folder is not writable")
     shape = parse_shape(arguments.shape, None, None, None)
     shape.preset(arguments.vocabulary)
     options = options_of(ProfileOptions, arguments, shape=shape, limits=limits)

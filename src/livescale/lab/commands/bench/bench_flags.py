@@ -16,15 +16,15 @@ _Options = TypeVar("_Options")
 
 
 class Bench(NamedTuple):
-    """One benchmark: its flags, and what runs it, whose docstring begins with the help."""
+    """One benchmark: its flags and its run function, whose docstring begins with the help."""
 
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
 
     @property
     def help(self) -> str:
-        words, _, _ = (self.run.__doc__ or "").partition(".\n")
-        return words[:1].lower() + words[1:].removesuffix(".")
+        words, _, _ = (self.run.__doc__ or "").partition("\n\n")
+        return " ".join(words.split())
 
 
 class BenchReport(Protocol):

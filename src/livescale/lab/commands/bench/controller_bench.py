@@ -28,22 +28,22 @@ _SYSTEM = "livescale"
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add, defaults = parser.add_argument, ControllerOptions(find_system(_SYSTEM))
     sizes = ",".join(map(str, defaults.workers))
-    add("--workers", default=sizes, metavar="N,…", help="sizes of the pool")
-    words = "a model for every so many workers"
+    add("--workers", default=sizes, metavar="N,…", help="Numbers of workers.")
+    words = "Workers per model."
     add("--workers-per-model", type=int, default=defaults.workers_per_model, help=words)
-    add("--system", default=_SYSTEM, help="whose settings the controller has")
-    words = "requests per second of each model"
+    add("--system", default=_SYSTEM, help="System whose settings apply.")
+    words = "Requests per second of each model."
     add("--rate", type=float, default=defaults.rate, help=words)
-    words = "coefficient of variation of the times between them"
+    words = "Coefficient of variation of interarrival times."
     add("--cv", type=float, default=defaults.cv, help=words)
-    add("--seconds", type=int, default=defaults.seconds, help="of the load")
-    words = "how often the steps are timed; the shortest time of each counts"
+    add("--seconds", type=int, default=defaults.seconds, help="Duration of the load.")
+    words = "Replays. The result is the shortest time of each step."
     add("--replays", type=int, default=defaults.replays, help=words)
-    add("--seed", type=int, default=defaults.seed, help="of the load")
+    add("--seed", type=int, default=defaults.seed, help="Seed of the load.")
 
 
 def _controller(arguments: argparse.Namespace) -> int:
-    """How long a step of the controller takes, by size of the pool.
+    """Measure the time of a controller step by pool size.
 
     A report, not a test: the exit status is 0.
     """

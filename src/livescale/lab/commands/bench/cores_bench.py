@@ -14,17 +14,24 @@ from livescale.lab.commands.bench.bench_flags import Bench, at_least, finish, op
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add, defaults = parser.add_argument, CoresOptions()
-    add("--out", type=Path, metavar="FILE", help="write what was fitted, for cores_profile")
-    add("--shape", default=str(defaults.shape), metavar="HxL", help="hidden size x layers")
-    add("--dtype", choices=DTYPES, default=defaults.dtype, help="of the weights")
-    add("--vocabulary", type=int, default=defaults.vocabulary, help="token ids")
-    add("--prompt-tokens", type=int, default=defaults.prompt_tokens, help="of a Run")
-    add("--rounds", type=int, default=defaults.rounds, help="Runs with each number of cores")
-    add("--cores-max", type=int, default=0, help="cores at most (default: all that there are)")
+    add(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="Write the fitted profile to this file, for cores_profile.",
+    )
+    add("--shape", default=str(defaults.shape), metavar="HxL", help="Hidden size x layers.")
+    add("--dtype", choices=DTYPES, default=defaults.dtype, help="Type of the weights.")
+    add("--vocabulary", type=int, default=defaults.vocabulary, help="Number of token IDs.")
+    add(
+        "--prompt-tokens", type=int, default=defaults.prompt_tokens, help="Prompt tokens of a step."
+    )
+    add("--rounds", type=int, default=defaults.rounds, help="Steps with each number of cores.")
+    add("--cores-max", type=int, default=0, help="Largest number of cores (default: 0, all cores).")
 
 
 def _cores(arguments: argparse.Namespace) -> int:
-    """How long a Run takes with one compute core, two, and so on, as a profile for stages."""
+    """Measure step times by number of CPU cores, as a profile for stages."""
     at_least(arguments, 1, "prompt_tokens", "rounds")
     at_least(arguments, 0, "cores_max")
     shape = parse_shape(arguments.shape, None, None, None)

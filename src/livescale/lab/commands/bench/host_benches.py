@@ -15,16 +15,16 @@ _REAL_MAX = 256
 
 def _add_hosts_arguments(parser: argparse.ArgumentParser) -> None:
     add, defaults = parser.add_argument, HostsBenchOptions()
-    words = "hosts that are processes of this machine, with a timed worker each"
+    words = "Hosts as processes of this node, with a timed worker each."
     add("--real", type=int, default=defaults.real, metavar="N", help=words)
-    words = "hosts of eight accelerators in the simulator"
+    words = "Simulated hosts of eight accelerators."
     add("--simulated", type=int, default=defaults.simulated, metavar="N", help=words)
-    words = "how long real hosts may take (default: %(default)s)"
+    words = "Time limit for hosts to join."
     add("--patience-s", type=float, default=defaults.patience_s, metavar="S", help=words)
 
 
 def _hosts(arguments: argparse.Namespace) -> int:
-    """How long many hosts take to join a pool, all at once.
+    """Measure the time for many hosts to join a pool at once.
 
     0 when all of them joined.
     """
@@ -40,20 +40,20 @@ def _hosts(arguments: argparse.Namespace) -> int:
 
 def _add_wires_arguments(parser: argparse.ArgumentParser) -> None:
     add, defaults = parser.add_argument, WiresBenchOptions()
-    add("--streams", type=int, default=defaults.streams, help="concurrent streams")
-    words = "how often each stream asks in a round"
+    add("--streams", type=int, default=defaults.streams, help="Concurrent streams.")
+    words = "Requests of each stream in a round."
     add("--requests", type=int, default=defaults.requests, metavar="N", help=words)
-    add("--output-tokens", type=int, default=defaults.output_tokens, help="length of outputs")
-    add("--prompt-tokens", type=int, default=defaults.prompt_tokens, help="length of prompts")
-    add("--workers", type=int, default=defaults.workers, help="timed workers of the host")
-    add("--step-ms", type=int, default=defaults.step_ms, help="time that a Run takes")
-    words = "rounds that count, of both kinds at once"
+    add("--output-tokens", type=int, default=defaults.output_tokens, help="Tokens of each output.")
+    add("--prompt-tokens", type=int, default=defaults.prompt_tokens, help="Tokens of each prompt.")
+    add("--workers", type=int, default=defaults.workers, help="Timed workers of the host.")
+    add("--step-ms", type=int, default=defaults.step_ms, help="Step time.")
+    words = "Measured rounds of both kinds, an even number."
     add("--rounds", type=int, default=defaults.rounds, metavar="N", help=words)
-    add("--ramp-s", type=float, default=defaults.ramp_s, help="time to connect all streams")
+    add("--ramp-s", type=float, default=defaults.ramp_s, help="Time to connect all streams.")
 
 
 def _wires(arguments: argparse.Namespace) -> int:
-    """What TLS on wires costs in CPU time, where many streams get their tokens over them.
+    """Measure the CPU cost of TLS between gateway and workers under many streams.
 
     0 when every request was answered.
     """

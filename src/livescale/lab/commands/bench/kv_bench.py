@@ -26,19 +26,19 @@ _KV_PERMILLE_MAX = 900
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--simulated", action="store_true", help="leave out emulated hosts, which need root")
-    add("--link", default="200mbit", metavar="RATE", help="of every link (default: %(default)s)")
-    words = "thousandths of its link that KV takes (default: %(default)s)"
+    add("--simulated", action="store_true", help="Skip emulated hosts (root).")
+    add("--link", default="200mbit", metavar="RATE", help="Rate of every link.")
+    words = "KV share of its link in thousandths."
     add("--kv-permille", type=int, default=333, metavar="N", help=words)
-    add("--prompt-tokens", type=int, default=64, help="length of prompts (default: %(default)s)")
-    words = "length of answers (default: %(default)s)"
+    add("--prompt-tokens", type=int, default=64, help="Tokens of each prompt.")
+    words = "Tokens of each answer."
     add("--output-tokens", type=int, default=20, help=words)
-    words = "of the model, and of records and logs of emulated hosts (default: a temporary one)"
+    words = "Folder of the model, records and logs (default: a temporary folder)."
     add("--folder", type=Path, help=words)
 
 
 def _kv(arguments: argparse.Namespace) -> int:
-    """KV and parameters on the same links, simulated and on emulated hosts (root).
+    """Measure KV and parameter transfers on shared links, simulated and emulated (root).
 
     0 when no request failed and every token was right.
     """

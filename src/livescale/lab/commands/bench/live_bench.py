@@ -30,23 +30,32 @@ _QUICK_LOAD_S, _QUICK_RUN_MS = 4.0, 100
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--workers", metavar="KIND,…", help="timed and cpu (default), or one")
-    words = f"load time over compute time of a layer (default: {_RATIOS})"
+    add(
+        "--workers", metavar="KIND,…", help="Devices of the workers: timed, cpu, or both (default)."
+    )
+    words = f"Ratios of load time to compute time of a layer (default: {_RATIOS})."
     add("--ratios", metavar="N,…", help=words)
-    words = f"of each order (default: 3 timed, 5 cpu; --order {_LAMBDA}: 1)"
+    words = f"Runs of each order (default: 3 timed, 5 cpu, 1 for {_LAMBDA})."
     add("--plays", type=int, metavar="N", help=words)
-    words = f"only bursts in these live orders: {', '.join(ORDERS)}; or {_LAMBDA}: eight workers,"
-    words += " loaded along a chain with ZigZag, by the binomial pipeline with teams, and both"
+    words = (
+        f"Live orders to compare: {', '.join(ORDERS)}. {_LAMBDA} loads eight workers along a chain"
+    )
+    words += " with ZigZag, by the binomial pipeline with teams, and by both."
     add("--order", metavar="NAME,…", help=words)
-    words = f"a glance: {_QUICK_LAYERS} layers, {_QUICK_BATCHES} batches, ratio 6, one play each"
+    words = f"Run {_QUICK_LAYERS} layers, {_QUICK_BATCHES} batches, ratio 6, once for each order."
     add("--quick", action="store_true", help=words)
-    words = "the demo's burst on links of this rate instead, timed workers by default (20MB/s)"
+    words = "Play the demo's burst on links of this rate, for example 20MB/s."
     add("--link", metavar="RATE", help=words)
-    add("--prompt", type=int, metavar="TOKENS", help="of a request there (default: 256)")
+    add(
+        "--prompt",
+        type=int,
+        metavar="TOKENS",
+        help="Prompt tokens of a request with --link (default: 256).",
+    )
 
 
 def _live(arguments: argparse.Namespace) -> int:
-    """What an instance is worth while it loads, by live order, beside the simulator.
+    """Measure the work of loading instances by live order, beside the simulator.
 
     0 when every token was right.
     """

@@ -21,17 +21,17 @@ _SECONDS_MAX = 86_400
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add, defaults = parser.add_argument, PackingOptions()
-    words = f"whose tensors a block has: {', '.join(LAYERS)} (default: {defaults.model})"
+    words = f"Model of the tensors: {', '.join(LAYERS)} (default: {defaults.model})."
     add("--model", default=defaults.model, metavar="NAME", help=words)
-    words = "decoder layers of a block"
+    words = "Decoder layers of a block."
     add("--layers", type=int, default=defaults.layers, help=words)
-    words = "how long rounds begin; two are made at least"
+    words = "Duration of the measurement, at least two rounds."
     add("--seconds", type=float, default=defaults.seconds, help=words)
-    add("--seed", type=int, default=defaults.seed, help="of the bytes")
+    add("--seed", type=int, default=defaults.seed, help="Seed of the bytes.")
 
 
 def _packing(arguments: argparse.Namespace) -> int:
-    """What a block of parameters takes between processes: memory taken before, packed, in place.
+    """Compare ways to transfer a block of parameters between processes.
 
     A report, not a test: the exit status is 0.
     """

@@ -24,19 +24,19 @@ _LINK_GBIT_MAX, _REQUESTS_MAX, _GAP_MS_MAX = 3200, 1000, 10_000
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add, defaults = parser.add_argument, PairsOptions(())
-    words = f"presets and their ranks (default: {' '.join(_MODELS)})"
+    words = f"Model presets and ranks (default: {' '.join(_MODELS)})."
     add("--model", nargs="+", action="extend", metavar="PRESET[,tp=N]", help=words)
-    add("--link-gbit", default="10,25,50,100,400", metavar="N,…", help="rates of all links")
-    add("--requests", default="24", metavar="N,…", help="prompts of a burst")
-    add("--gap-ms", default="0", metavar="N,…", help="time between two of them")
-    add("--prompt-tokens", type=int, default=defaults.prompt_tokens, help="length of prompts")
-    add("--output-tokens", type=int, default=defaults.output_tokens, help="length of answers")
-    add("--instances", type=int, default=defaults.instances, help="room for so many")
-    add("--seed", type=int, default=defaults.seed, help="of everything that is drawn")
+    add("--link-gbit", default="10,25,50,100,400", metavar="N,…", help="Link rates.")
+    add("--requests", default="24", metavar="N,…", help="Prompts of a burst.")
+    add("--gap-ms", default="0", metavar="N,…", help="Time between two prompts.")
+    add("--prompt-tokens", type=int, default=defaults.prompt_tokens, help="Tokens of each prompt.")
+    add("--output-tokens", type=int, default=defaults.output_tokens, help="Tokens of each answer.")
+    add("--instances", type=int, default=defaults.instances, help="Largest number of instances.")
+    add("--seed", type=int, default=defaults.seed, help="Random seed.")
 
 
 def _pairs(arguments: argparse.Namespace) -> int:
-    """Whether live pairs pay: bursts by links and models, beside overlap and stop-the-world.
+    """Compare live pairs with overlap and stop-the-world, by link rate and model.
 
     A report, not a test: the exit status is 0.
     """

@@ -41,20 +41,25 @@ from livescale.values.units import NS_PER_S
 
 def _add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
     add, defaults = parser.add_argument, GatewayBenchOptions()
-    add("--streams", type=int, default=defaults.streams, help="concurrent streams")
-    add("--stalled", type=int, default=defaults.stalled, help="streams more that never read")
-    add("--workers", type=int, default=defaults.workers, help="timed workers")
-    add("--gateways", type=int, default=defaults.gateways, help="gateways behind one port")
-    add("--step-ms", type=int, default=defaults.step_ms, help="time that a Run takes")
-    add("--prompt-tokens", type=int, default=defaults.prompt_tokens, help="length of prompts")
-    add("--output-tokens", type=int, default=defaults.output_tokens, help="length of outputs")
-    add("--seconds", type=float, default=defaults.seconds, help="how long is measured")
-    add("--ramp-seconds", type=float, default=defaults.ramp_s, help="time to connect all streams")
-    add("--seed", type=int, default=defaults.seed, help="of the prompts")
+    add("--streams", type=int, default=defaults.streams, help="Concurrent streams.")
+    add("--stalled", type=int, default=defaults.stalled, help="Further streams that never read.")
+    add("--workers", type=int, default=defaults.workers, help="Timed workers.")
+    add("--gateways", type=int, default=defaults.gateways, help="Gateways behind one port.")
+    add("--step-ms", type=int, default=defaults.step_ms, help="Step time.")
+    add("--prompt-tokens", type=int, default=defaults.prompt_tokens, help="Tokens of each prompt.")
+    add("--output-tokens", type=int, default=defaults.output_tokens, help="Tokens of each output.")
+    add(
+        "--seconds",
+        type=float,
+        default=defaults.seconds,
+        help="Duration of the measurement in seconds.",
+    )
+    add("--ramp-seconds", type=float, default=defaults.ramp_s, help="Time to connect all streams.")
+    add("--seed", type=int, default=defaults.seed, help="Seed of the prompts.")
 
 
 def _gateway(arguments: argparse.Namespace) -> int:
-    """What the gateway adds to every token under many concurrent streams.
+    """Measure the latency that the gateway adds to a token under many streams.
 
     0 when every stream got tokens until the end.
     """
@@ -76,16 +81,16 @@ _SIM_GENERATED = "gamma:rate=7,cv=1,seconds=480,input=1024,output=192"
 
 def _add_sim_arguments(parser: argparse.ArgumentParser) -> None:
     add_load_arguments(parser, trace=None, seconds=480, divide_lengths=1)
-    parser.add_argument("--model", default="qwen2.5-72b", help="preset that the pools serve")
-    parser.add_argument("--tp", type=int, default=4, help="ranks of an instance")
-    words = "how much of the load the pools of the sweep get"
+    parser.add_argument("--model", default="qwen2.5-72b", help="Model preset.")
+    parser.add_argument("--tp", type=int, default=4, help="Ranks of an instance.")
+    words = "Seconds of the load in the sweep."
     parser.add_argument("--sweep-seconds", type=int, default=30, help=words)
-    words = "hosts of eight accelerators in the sweep, ascending"
+    words = "Numbers of hosts of eight accelerators in the sweep, ascending."
     parser.add_argument("--hosts", default="4,16,64,128", help=words)
 
 
 def _sim(arguments: argparse.Namespace) -> int:
-    """How fast the simulator is, by size of the pool, with and without coalescing."""
+    """Measure the speed of the simulator by pool size, with and without coalescing."""
     try:
         hosts = tuple(int(count) for count in arguments.hosts.split(","))
     except ValueError as error:
@@ -117,22 +122,22 @@ def _add_scaling_arguments(parser: argparse.ArgumentParser) -> None:
     def add(flag: str, words: str, metavar: str) -> None:
         parser.add_argument(flag, nargs="+", action="extend", metavar=metavar, help=words)
 
-    words = f"files or names of traces (default: a minute of {_SCALING_TRACE}, else burst)"
+    words = f"Files or names of traces (default: a minute of {_SCALING_TRACE}, or burst)."
     add("--trace", words, "TRACE")
-    words = "presets and their ranks (default: llama-3-8b, and the fewest ranks that fit)"
+    words = "Model presets and ranks (default: llama-3-8b with the fewest ranks)."
     add("--model", words, "PRESET[,tp=N]")
-    add("--cluster", "names or files of clusters (default: blitzscale-b)", "CLUSTER")
-    words = "loads, as parts of what the whole pool serves at most (default: 0.25)"
+    add("--cluster", "Names or files of clusters (default: blitzscale-b).", "CLUSTER")
+    words = "Loads as shares of the pool's capacity (default: 0.25)."
     add("--part", words, "PART")
-    words = f"how much of each trace (default: all; of the default trace {_SCALING_SECONDS})"
+    words = f"Seconds of each trace (default: all, or {_SCALING_SECONDS} of the default trace)."
     parser.add_argument("--seconds", type=int, metavar="N", help=words)
-    words = "requests per second that the whole pool serves at most (default: measured)"
+    words = "Capacity of the pool in requests per second (default: measured)."
     parser.add_argument("--capacity", type=float, metavar="RATE", help=words)
-    parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn")
+    parser.add_argument("--seed", type=int, default=0, help="Random seed.")
 
 
 def _scaling(arguments: argparse.Namespace) -> int:
-    """Whether scaling pays: systems and fixed pools under parts of what a pool can serve.
+    """Compare scaling systems and fixed pools at shares of the pool's capacity.
 
     Requests that failed are in the figures, and not in the exit status.
     """
@@ -189,20 +194,30 @@ _FIDELITY_CPU_WORKERS = 2
 def _add_fidelity_arguments(parser: argparse.ArgumentParser) -> None:
     add_load_arguments(parser, trace=None, seconds=30, divide_lengths=2)
     add = parser.add_argument
-    add("--workers", default="timed,cpu", metavar="KIND,…", help="timed and cpu, or one of them")
-    add("--count", type=int, default=8, help="timed workers (of those that compute there are two)")
-    add("--runs", type=int, default=5, help="how often each world plays the load")
-    words = "rate of the load, in percent of what the simulator says the pool can take"
+    add(
+        "--workers",
+        default="timed,cpu",
+        metavar="KIND,…",
+        help="Devices of the workers: timed, cpu or both.",
+    )
+    add("--count", type=int, default=8, help="Timed workers. Runs on cpu use two.")
+    add("--runs", type=int, default=5, help="Runs of the pool and of the simulator.")
+    words = "Load in percent of the simulated capacity."
     add("--load-percent", type=int, default=60, help=words)
-    add("--load-seconds", type=float, default=0.7, help="time that a load of parameters takes")
-    add("--bursts", type=int, default=BURSTS, help="of the calibration before")
-    words = "how long the engine is profiled before workers that compute"
+    add("--load-seconds", type=float, default=0.7, help="Duration of a parameter load in seconds.")
+    add("--bursts", type=int, default=BURSTS, help="Bursts of the calibration.")
+    words = "Duration of the engine profile for cpu workers, in seconds."
     add("--profile-seconds", type=float, default=20.0, help=words)
-    add("--report", type=Path, metavar="DIR", help="all records and a page for each kind")
+    add(
+        "--report",
+        type=Path,
+        metavar="DIR",
+        help="Write records and a page of each device into this folder.",
+    )
 
 
 def _fidelity(arguments: argparse.Namespace) -> int:
-    """One load on a real pool and in the simulator, figure by figure.
+    """Compare a real pool with the simulator on the same load.
 
     0 when timed workers behaved as simulated, in the figures that have to be right.
 
@@ -246,20 +261,27 @@ def _fidelity_pool(kind: str, scratch: Path, arguments: argparse.Namespace) -> F
 
 def _add_soak_arguments(parser: argparse.ArgumentParser) -> None:
     add, defaults = parser.add_argument, SoakOptions()
-    words = "after which it ends (default: about 20 minutes)"
+    words = "Number of requests (default: %(default)s, about 20 minutes)."
     add("--requests", type=int, default=defaults.requests, metavar="N", help=words)
-    add("--seed", type=int, default=defaults.seed, help="of the load and of the faults")
-    add("--rate", type=float, default=defaults.rate, help="requests per second, in the mean")
-    add("--device", choices=("cpu", "timed"), default=defaults.device, help="of the workers")
-    add("--faults", default=",".join(defaults.faults), metavar="KIND,…", help="or none")
-    words = "mean time between two faults"
+    add("--seed", type=int, default=defaults.seed, help="Seed of the load and of the faults.")
+    add("--rate", type=float, default=defaults.rate, help="Mean requests per second.")
+    add(
+        "--device", choices=("cpu", "timed"), default=defaults.device, help="Device of the workers."
+    )
+    add(
+        "--faults",
+        default=",".join(defaults.faults),
+        metavar="KIND,…",
+        help="Kinds of faults, or none.",
+    )
+    words = "Mean time between two faults."
     add("--fault-every-s", type=float, default=defaults.fault_every_s, metavar="S", help=words)
-    words = "the pool's setting (default: its default)"
+    words = "Setting lost_after_ms of the pool (default: its default)."
     add("--lost-after-ms", type=int, metavar="MS", help=words)
 
 
 def _soak(arguments: argparse.Namespace) -> int:
-    """A real pool under load and faults: nothing lost, nothing hangs, no wrong token.
+    """Run a real pool under load and faults, and check every answer.
 
     0 when nothing was lost, hung or wrong and every fault healed in time.
     """
@@ -277,30 +299,42 @@ def _soak(arguments: argparse.Namespace) -> int:
 
 def _add_attacks_arguments(parser: argparse.ArgumentParser) -> None:
     add, defaults = parser.add_argument, AttacksBenchOptions()
-    words = "an attack by its name or a part of it (default: all)"
+    words = "Attack, by its name or a part of the name (default: all)."
     add("--attack", action="append", default=[], metavar="NAME", help=words)
-    words = "windows alone and windows beside, of each attack"
+    words = "Windows without and with each attack."
     add("--rounds", type=int, default=defaults.rounds, metavar="N", help=words)
-    add("--seconds", type=float, default=defaults.seconds, metavar="S", help="of a window")
-    words = "hostile requests per second"
+    add(
+        "--seconds",
+        type=float,
+        default=defaults.seconds,
+        metavar="S",
+        help="Length of a window in seconds.",
+    )
+    words = "Hostile requests per second."
     add("--attack-rate", type=float, default=defaults.attack_rate, metavar="N", help=words)
-    words = "hostile connections that are open at a time, at most"
+    words = "Largest number of open hostile connections."
     add("--connections", type=int, default=defaults.connections, metavar="N", help=words)
-    words = "requests per second of the light client"
+    words = "Requests per second of the light client."
     add("--light-rate", type=float, default=defaults.light_rate, metavar="N", help=words)
-    words = "length of the light client's prompts"
+    words = "Prompt tokens of the light client."
     add("--prompt-tokens", type=int, default=defaults.prompt_tokens, metavar="N", help=words)
-    add("--seed", type=int, default=defaults.seed, help="of the light client's prompts")
-    words = "streams beside poison prompts and broken models"
+    add("--seed", type=int, default=defaults.seed, help="Seed of the light client's prompts.")
+    words = "Streams during poison prompts and broken models."
     add("--streams", type=int, default=defaults.streams, metavar="N", help=words)
-    add("--poison-prompts", type=int, default=defaults.poison_prompts, metavar="N", help="how many")
-    words = "broken models that are published, and that are configured (5), at most"
+    add(
+        "--poison-prompts",
+        type=int,
+        default=defaults.poison_prompts,
+        metavar="N",
+        help="Number of poison prompts.",
+    )
+    words = "Largest number of broken models, published and configured."
     add("--broken-models", type=int, default=defaults.broken_models, metavar="N", help=words)
 
 
 def _attacks(arguments: argparse.Namespace) -> int:
-    """A light client alone and beside each attack: what the attack costs others. Then streams
-    beside prompts and models that workers cannot compute.
+    """Measure the effect of attacks on a light client. Then measure the effect of poison prompts
+    and broken models on streams.
 
     0 when every attack stayed within its bounds.
     """

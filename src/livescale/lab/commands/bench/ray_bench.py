@@ -37,18 +37,18 @@ _PACKAGES = ("livescale", "ray", "torch")
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    words = f"nodes of the Ray cluster that become hosts ({_HOSTS_MIN} at least), beside its head"
+    words = f"Ray nodes beside the head node, at least {_HOSTS_MIN}."
     add("--hosts", type=int, default=3, help=words)
     add_load_arguments(parser, seconds=12)
-    words = "for so long a stream of a lost host may have no token (default: %(default)s)"
+    words = "Longest allowed pause of a stream after a host is lost, in seconds."
     add("--pause-s-max", type=float, default=6.0, metavar="SECONDS", help=words)
-    words = "how long Ray has to notice a loss (default: %(default)s)"
+    words = "Time limit for Ray to report a lost node."
     add("--ray-patience-s", type=float, default=120.0, metavar="SECONDS", help=words)
-    add("--folder", type=Path, help="of record and logs (default: runs/ray-DATE)")
+    add("--folder", type=Path, help="Folder of record and logs (default: runs/ray-DATE).")
 
 
 def _ray(arguments: argparse.Namespace) -> int:
-    """A pool on a Ray cluster in namespaces, and what both notice of a lost host (root).
+    """Run a pool on an emulated Ray cluster and measure recovery from a lost host (root).
 
     0 when nothing failed, tokens were right, streams went on in time, and no process was left.
     """

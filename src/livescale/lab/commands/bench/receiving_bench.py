@@ -17,23 +17,38 @@ _WINDOW_S_MAX = 600.0
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add, defaults = parser.add_argument, ReceivingOptions()
-    add("--rates", default="1gbit,5gbit,10gbit", metavar="RATE,…", help="of the sender's uplink")
-    words = "hidden size x layers of the model that computes"
+    add(
+        "--rates",
+        default="1gbit,5gbit,10gbit",
+        metavar="RATE,…",
+        help="Rates of the sender's uplink.",
+    )
+    words = "Hidden size x layers of the model that computes."
     add("--shape", default=str(defaults.shape), metavar="HxL", help=words)
-    add("--dtype", choices=DTYPES, default=defaults.dtype, help="of its weights")
-    add("--vocabulary", type=int, default=defaults.vocabulary, help="token ids")
-    add("--sequences", type=int, default=defaults.sequences, help="that decode in each Run")
-    add("--size", default="256MiB", help="of the model that comes")
-    add("--chunk", default="1MiB", help="bytes of a chunk")
+    add("--dtype", choices=DTYPES, default=defaults.dtype, help="Type of its weights.")
+    add("--vocabulary", type=int, default=defaults.vocabulary, help="Number of token IDs.")
+    add(
+        "--sequences",
+        type=int,
+        default=defaults.sequences,
+        help="Sequences that decode in each step.",
+    )
+    add("--size", default="256MiB", help="Size of the model that is received.")
+    add("--chunk", default="1MiB", help="Size of a chunk.")
     checks = [check.value for check in (ContentChecks.NETWORK, ContentChecks.NONE)]
-    words = "SHA-256 of each layer that came, as workers have it, or checksums alone"
+    words = "Checks of received layers. network adds SHA-256."
     add("--content-checks", choices=checks, default=checks[0], help=words)
-    add("--window-s", type=float, default=defaults.window_s, help="about as long is a window")
-    add("--rounds", type=int, default=defaults.rounds, help="of all windows")
+    add(
+        "--window-s",
+        type=float,
+        default=defaults.window_s,
+        help="Approximate length of a window in seconds.",
+    )
+    add("--rounds", type=int, default=defaults.rounds, help="Rounds of all windows.")
 
 
 def _receiving(arguments: argparse.Namespace) -> int:
-    """What computing and receiving parameters cost each other, by threads and by a process."""
+    """Measure how receiving parameters slows down computing, with threads and with a process."""
     at_least(arguments, 1, "sequences", "rounds")
     if not 0 < arguments.window_s <= _WINDOW_S_MAX:
         raise UserError(f"--window-s must be positive, and {_WINDOW_S_MAX:g} at most")

@@ -16,18 +16,18 @@ _STAGES_MAX, _RUN_MS_MIN, _RUN_MS_MAX, _REQUESTS_MIN = 16, 5, 1000, 50
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add, defaults = parser.add_argument, StagesOptions()
     scene = defaults.scene
-    add("--stages", type=int, default=scene.stages, metavar="N", help="of the model")
-    words = "what a stage takes for a request (the slow one: 1.5 times as long)"
+    add("--stages", type=int, default=scene.stages, metavar="N", help="Stages of the model.")
+    words = "Step time of a stage. The slow stage takes 1.5 times as long."
     add("--run-ms", type=int, default=scene.run_ms, metavar="MS", help=words)
-    add("--requests", type=int, default=scene.requests, metavar="N", help="of a play")
-    words = "of each policy, each time with other arrivals; all count together"
+    add("--requests", type=int, default=scene.requests, metavar="N", help="Requests of a run.")
+    words = "Runs of each policy, each with other arrivals."
     add("--plays", type=int, default=defaults.plays, metavar="N", help=words)
-    add("--seed", type=int, default=defaults.seed, metavar="N", help="of the arrivals")
-    add("--folder", type=Path, metavar="DIR", help="for the run records of the pools")
+    add("--seed", type=int, default=defaults.seed, metavar="N", help="Seed of the arrivals.")
+    add("--folder", type=Path, metavar="DIR", help="Folder of the run records.")
 
 
 def _stages(arguments: argparse.Namespace) -> int:
-    """What stages that scale by themselves are worth beside whole pipelines, and simulated.
+    """Compare stages that scale separately with whole pipelines, real and simulated.
 
     0 when every token was right.
     """

@@ -22,20 +22,26 @@ _OUTPUT_TOKENS_MAX = 256
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add, defaults = parser.add_argument, TeamsOptions()
-    words = "ways to form teams, the first one's figures at the top (default: all)"
+    words = "Team settings to compare (default: all). The first is the main result."
     add("--teams", default=",".join(defaults.strategies), metavar="NAME,…", help=words)
-    add("--plays", type=int, default=defaults.plays, metavar="N", help="of each way; medians count")
-    words = "what a link takes for the model"
+    add(
+        "--plays",
+        type=int,
+        default=defaults.plays,
+        metavar="N",
+        help="Runs of each setting. The result is the median.",
+    )
+    words = "Duration of a load."
     add("--load-seconds", type=float, default=defaults.load_s, metavar="S", help=words)
-    words = "what an instance takes for a prompt"
+    words = "Step time of a prompt."
     add("--run-ms", type=int, default=defaults.run_ms, metavar="MS", help=words)
-    words = "of each request; with several those that decode at the end of a team pause"
+    words = "Output tokens of each request."
     add("--output-tokens", type=int, default=defaults.output_tokens, metavar="N", help=words)
-    add("--folder", type=Path, metavar="DIR", help="for the run records of the pools")
+    add("--folder", type=Path, metavar="DIR", help="Folder of the run records.")
 
 
 def _teams(arguments: argparse.Namespace) -> int:
-    """What teams of loading instances are worth, and cost, beside the simulator.
+    """Measure gain and cost of teams of loading instances, beside the simulator.
 
     0 when every token was right.
     """

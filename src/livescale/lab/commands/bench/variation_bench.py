@@ -13,21 +13,21 @@ from livescale.lab.commands.bench.bench_flags import Bench, at_least, finish, op
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add, defaults = parser.add_argument, VariationOptions()
-    add("--lines", type=int, default=defaults.lines, help="simulated lines of each kind")
-    add("--requests", type=int, default=defaults.requests, help="of a line")
-    words = "make weights from simulated lines first, write them here, and judge these"
+    add("--lines", type=int, default=defaults.lines, help="Simulated lines of each kind.")
+    add("--requests", type=int, default=defaults.requests, help="Requests of a line.")
+    words = "Train weights on simulated lines, write them to this file, and test them."
     add("--train", type=Path, metavar="FILE", help=words)
-    words = "simulated lines to train with"
+    words = "Simulated lines for training."
     add("--training-lines", type=int, default=defaults.training_lines, help=words)
-    words = "of a line to train with"
+    words = "Requests of a training line."
     add("--training-requests", type=int, default=defaults.training_requests, help=words)
-    words = "steps of the training"
+    words = "Training steps."
     add("--training-steps", type=int, default=defaults.training_steps, help=words)
-    add("--seed", type=int, default=defaults.seed, help="of everything that is drawn")
+    add("--seed", type=int, default=defaults.seed, help="Random seed.")
 
 
 def _variation(arguments: argparse.Namespace) -> int:
-    """How well burstiness along a line of stages is predicted, by formulas and by attention.
+    """Compare predictions of burstiness along stages, by formulas and by attention.
 
     A report, not a test: the exit status is 0.
     """

@@ -27,32 +27,32 @@ _BITS = 8
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     defaults = VllmBenchOptions(Path(), parse_shape("512x8", None, None, None))
-    words = "an interpreter that has vLLM and livescale, such as make vllm makes"
+    words = "Python interpreter with vLLM and livescale (`make vllm` makes one)."
     add("--vllm-python", type=Path, required=True, metavar="PYTHON", help=words)
-    words = f"what is measured, of {', '.join(PARTS)} (default: {','.join(defaults.parts)})"
+    words = f"Parts to run: {', '.join(PARTS)} (default: {','.join(defaults.parts)})."
     add("--parts", default=",".join(defaults.parts), metavar="NAME,…", help=words)
-    words = "of the model that serves: hidden size x layers"
+    words = "Hidden size x layers of the served model."
     add("--shape", default=str(defaults.shape), metavar="HxL", help=words)
-    add("--dtype", choices=DTYPES, default=defaults.dtype, help="of its weights")
-    add("--vocabulary", type=int, default=defaults.vocabulary, help="its token ids")
-    add("--streams", type=int, default=defaults.streams, help="requests in flight")
-    add("--prompt-tokens", type=int, default=defaults.prompt_tokens, help="of every prompt")
-    add("--output-tokens", type=int, default=defaults.output_tokens, help="of every answer")
-    words = "counted rounds of each kind"
+    add("--dtype", choices=DTYPES, default=defaults.dtype, help="Type of its weights.")
+    add("--vocabulary", type=int, default=defaults.vocabulary, help="Number of token IDs.")
+    add("--streams", type=int, default=defaults.streams, help="Concurrent requests.")
+    add("--prompt-tokens", type=int, default=defaults.prompt_tokens, help="Tokens of each prompt.")
+    add("--output-tokens", type=int, default=defaults.output_tokens, help="Tokens of each answer.")
+    words = "Measured rounds of each kind."
     add("--repetitions", type=int, default=defaults.repetitions, help=words)
-    add("--threads", type=int, default=defaults.threads, help="of every engine")
-    words = "leave out vllm serve as it is by default"
+    add("--threads", type=int, default=defaults.threads, help="Threads of each engine.")
+    words = "Skip `vllm serve` with default settings."
     add("--no-defaults", action="store_true", help=words)
-    add("--loads", type=int, default=defaults.loads, help="counted loads, and bindings")
-    words = "part link: about the size of the model"
+    add("--loads", type=int, default=defaults.loads, help="Measured loads and bindings.")
+    words = "Approximate model size in part link."
     add("--link-size", default="1GiB", metavar="BYTES", help=words)
-    words = "part link: the rate of the link, in Gbit/s"
+    words = "Link rate in part link, in Gbit/s."
     add("--link-gbit", type=float, default=1.0, metavar="RATE", help=words)
-    add("--seed", type=int, default=defaults.seed, help="of the prompts")
+    add("--seed", type=int, default=defaults.seed, help="Seed of the prompts.")
 
 
 def _vllm(arguments: argparse.Namespace) -> int:
-    """What LiveScale adds to vLLM's throughput and TTFT, and how soon a kept engine has a model.
+    """Measure the overhead of LiveScale on vLLM, and model switches of a resident engine.
 
     0 when nothing was lost and every token was that of plain vLLM.
     """
