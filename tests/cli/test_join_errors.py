@@ -124,7 +124,7 @@ def test_what_the_machine_does_not_have(token: Path, flags: tuple[str, ...], wor
         (("--api-key-file", "/nowhere/keys"), "api_key_file /nowhere/keys: No such file"),
         (("--admin-key-file", "/nowhere/keys"), "admin_key_file /nowhere/keys: No such file"),
         (("--tls-dir", "/nowhere"), "tls_dir /nowhere/ca.pem: No such file"),
-        (("--cors-origins", "here"), "cors_origins: 'here' is no origin"),
+        (("--cors-origins", "here"), "cors_origins: 'here' is an invalid origin"),
         (("--log-level", "loud"), "log_level is 'loud', not one of"),
     ],
 )

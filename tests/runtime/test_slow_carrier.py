@@ -21,7 +21,7 @@ from slowness import patient
 pytestmark = pytest.mark.usefixtures("machine")
 STREAMS = 30
 TOKENS = 20
-RATE = "5000000"
+RATE = 5_000_000
 
 
 @pytest.fixture(scope="module")

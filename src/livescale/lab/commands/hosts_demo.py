@@ -14,9 +14,11 @@ from pathlib import Path
 from types import FrameType
 
 import msgspec
+import yaml
 
 from livescale.cli.loads import write_json
 from livescale.common.errors import UserError
+from livescale.config.pool import LINEAR_PREFIX
 from livescale.config.slo import parse_slo
 from livescale.engine.files.model_files import read_manifest
 from livescale.lab.client.replay_process import ReplayJob
@@ -103,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     with emulated_hosts(arguments.hosts, arguments.link) as bed:
         make_model_once(arguments.model)
         folder.mkdir(parents=True, exist_ok=True)
-        demo = HostsDemo(bed, folder, pool_flags(arguments), PATIENCE_S)
+        demo = HostsDemo(bed, folder, pool_flags(arguments, folder), PATIENCE_S)
         if demo.record.exists():
             raise UserError(f"{demo.record} is there already: choose another --folder")
         told = f"{len(bed.hosts)} hosts, links of {arguments.link}; {arguments.device} workers"
@@ -139,19 +141,20 @@ def _leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def pool_flags(arguments: argparse.Namespace) -> list[str]:
-    """Settings of the pool: nothing is loaded before the burst asks for it, and what has grown
-    stays until hosts go."""
+def pool_flags(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    """Flags of `serve`, with a file in the folder for what is no setting: nothing is loaded before
+    the burst asks for it, and what has grown stays until hosts go."""
+    file = folder / "pool.yaml"
+    file.write_text(yaml.safe_dump({"tuning": {"spares_ahead": "none", "request_attempts_max": 4}}))
     flags = {
+        "config": file,
         "device": arguments.device,
         "lost-after-ms": arguments.lost_after_ms,
-        "spares-ahead": "none",
         "scale-down-timeout-ms": 60_000,
         "queue-requests-max": _requests(arguments) + 1,
-        "request-attempts-max": 4,
     }
     if arguments.device == "timed":
-        flags |= {"timed-run-us": _TIMED_RUN_US, "timed-token-us": _TIMED_TOKEN_US}
+        flags["timed-profile"] = f"{LINEAR_PREFIX}{_TIMED_RUN_US}:{_TIMED_TOKEN_US}"
     return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
 

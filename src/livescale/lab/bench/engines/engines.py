@@ -26,6 +26,9 @@ from livescale.lab.bench.base.made_models import BenchShape, make_bench_model
 from livescale.lab.bench.engines.engine_report import OURS, EngineReport, EngineRow, TokenCheck
 
 PEERS = Path(__file__).parents[1] / "peers" / "engines"
+PEERS_PATH = {"PYTHONPATH": str(PEERS.parent)}
+"""Where a peer finds `line_server` under an interpreter that has no livescale."""
+
 
 _REQUESTS_PER_STREAM = 4
 _JUDGED_MAX = 8
@@ -287,6 +290,7 @@ def vllm_process(
         "VLLM_NO_USAGE_STATS": "1",
         # The engine in the process that steps it: on few cores faster than a process of its own.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        **PEERS_PATH,
     }
     return LineProcess(name, [*_isolation(), str(python), str(PEERS / "vllm_offline.py")], environ)
 

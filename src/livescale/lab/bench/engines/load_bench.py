@@ -22,7 +22,7 @@ from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.base.line_process import LineProcess
 from livescale.lab.bench.base.made_models import BenchShape, make_bench_model
 from livescale.lab.bench.engines.engine_report import OURS
-from livescale.lab.bench.engines.engines import PEERS, has_package
+from livescale.lab.bench.engines.engines import PEERS, PEERS_PATH, has_package
 
 LIBRARIES = {
     "safetensors": "safetensors",
@@ -124,7 +124,7 @@ class _Loader:
 
     def __init__(self, name: str, words: list[str], directory: Path) -> None:
         self.name = name
-        self.process = LineProcess(name, words, {"OMP_NUM_THREADS": "1"})
+        self.process = LineProcess(name, words, {"OMP_NUM_THREADS": "1", **PEERS_PATH})
         job = {"loader": name, "directory": str(directory)}
         self.settings = str(self.process.ask(job, _START_S)["settings"])
 

@@ -70,7 +70,7 @@ def _ray(arguments: argparse.Namespace) -> int:
         print(f"{told}; logs and record: {folder}", flush=True)
         with _clustered(RayCluster(bed, folder)) as cluster:
             limits = PATIENCE_S, arguments.ray_patience_s
-            run = RayBenchRun(cluster, folder, pool_flags(arguments), *limits)
+            run = RayBenchRun(cluster, folder, pool_flags(arguments, folder), *limits)
             jobs = [burst_job(arguments, arguments.seed + n) for n in range(len(LOSSES))]
             story = run.play(arguments.model.absolute(), jobs)
     is_timed = arguments.device == "timed"
