@@ -67,7 +67,9 @@ def test_no_server_listens(command: str, token: Path, silent_port: int) -> None:
 def test_a_name_that_no_machine_has(token: Path) -> None:
     flags = ("--token-file", token, "--patience-s", 0.1)
     assert "nowhere.invalid:7000: " in refusal("nowhere.invalid:7000", *flags, command="gateway")
-    assert "there is no way to nowhere.invalid: " in refusal("nowhere.invalid:7000", *flags)
+    assert "the head node nowhere.invalid is unreachable: " in refusal(
+        "nowhere.invalid:7000", *flags
+    )
 
 
 @each_command

@@ -279,7 +279,10 @@ def test_a_prefill_instance_has_its_new_role_before_its_prompt_is_computed(
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"arena_bytes": "1MiB"}, r"has \d{7} bytes of parameters, above the worker's arena of 1048576"),
+        (
+            {"arena_bytes": "1MiB"},
+            r"has \d{7} bytes of parameters, above the worker's arena of 1048576",
+        ),
         (
             {"kv_bytes": "64KiB", "block_tokens": 1024},
             r"kv_bytes 65536 holds no KV block of model tiny: one block of 1024 tokens has \d{7}",
