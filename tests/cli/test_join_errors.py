@@ -149,7 +149,7 @@ def test_an_address_that_is_not_given(token: Path) -> None:
 
 
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize(("gpus", "words"), [(0, "torch finds no GPU"), (2, "has 2 GPUs")])
+@pytest.mark.parametrize(("gpus", "words"), [(0, "torch finds no GPU"), (2, "above the 2 GPUs")])
 def test_gpus_that_are_not_there(
     token: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, words: str
 ) -> None:
