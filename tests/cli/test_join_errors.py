@@ -75,7 +75,9 @@ def test_no_server_listens(command: str, token: Path, silent_port: int) -> None:
 def test_a_name_that_no_machine_has(token: Path) -> None:
     flags = ("--token-file", token, "--patience-s", 0.1)
     assert "nowhere.invalid:7000: " in refusal("nowhere.invalid:7000", *flags, command="gateway")
-    assert "there is no way to nowhere.invalid: " in refusal("nowhere.invalid:7000", *flags)
+    assert "the head node nowhere.invalid is unreachable: " in refusal(
+        "nowhere.invalid:7000", *flags
+    )
 
 
 @each_command
@@ -155,7 +157,7 @@ def test_an_address_that_is_not_given(token: Path) -> None:
 
 
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize(("gpus", "words"), [(0, "torch finds no GPU"), (2, "has 2 GPUs")])
+@pytest.mark.parametrize(("gpus", "words"), [(0, "torch finds no GPU"), (2, "above the 2 GPUs")])
 def test_gpus_that_are_not_there(
     token: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, words: str
 ) -> None:

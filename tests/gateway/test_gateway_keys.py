@@ -141,7 +141,7 @@ def test_keys_of_the_environment_join_those_of_the_file(tmp_path: Path) -> None:
             (b"secret-1 weight=%b\n" % weight, "line 1.* from 1 to 100")
             for weight in (b"", b"0", b"101", b"-1", b"1.5", b"9" * 5000, "\u00b2".encode())
         ),
-        (b"secret-1 weight=2\nsecret-1 weight=3\n", "weights 2 and 3"),
+        (b"secret-1 weight=2\nsecret-1 weight=3\n", "two weights, 2 and 3"),
         (b"secret-\xc3\xa9\n", "line 1"),
         (b"secret-\xff\n", "UTF-8"),
     ],

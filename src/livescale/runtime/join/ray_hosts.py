@@ -243,8 +243,9 @@ def _check_reachable(address: str) -> None:
     """Raises RayError."""
     if "://" in address:
         raise RayError(
-            f"--ray {address}: a client's address; run `livescale serve` on a node of the cluster"
-            " and give the address of its GCS, such as 10.0.0.1:6379, or auto"
+            f"--ray {address} is the address of a Ray client. Run `livescale serve` on "
+            "a node of the cluster, and give its GCS address, such as 10.0.0.1:6379, "
+            "or auto"
         )
     try:
         host, port = parse_address(address, "--ray", is_own=False)

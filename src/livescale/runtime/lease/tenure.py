@@ -28,7 +28,7 @@ class Tenure:
     def is_over(self) -> bool:
         """Asked before every step: nothing is ordered from then on."""
         if not self._holds_lease():
-            self.end("its lease has ended")
+            self.end("its lease expired")
         return self.over.done()
 
     def end(self, reason: str) -> None:

@@ -185,7 +185,7 @@ async def enter(
             )
             raise StrangerError(reason) from None
         if isinstance(error, EOFError | ConnectionResetError):
-            reason = str(error) or "it ended the connection"
+            reason = str(error) or "the connection was closed"
             raise ConnectionError(f"what listens there is not the {name}: {reason}") from None
         raise
 
