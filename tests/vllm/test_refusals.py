@@ -114,8 +114,8 @@ def settings(tmp_path: Path, model: Path, entry: str = "", **given: object) -> d
 @pytest.mark.parametrize(
     ("entry", "given", "words"),
     [
-        ("", {"worker_python": None}, "device vllm: no worker_python is given"),
-        ("", {"weights_layout": "compiled"}, "weights_layout compiled is for device cpu"),
+        ("", {"worker_python": None}, "device vllm requires worker_python"),
+        ("", {"weights_layout": "compiled"}, "weights_layout compiled requires device cpu"),
         ("    stages: 2\n", {}, "device vllm does not support stages"),
         (
             "    roles: {prefill: {}, decode: {}}\n",
