@@ -50,5 +50,5 @@ def test_terms_of_the_field_and_names_of_commands_pass(text: str) -> None:
 
 def test_help_texts_and_messages_are_collected() -> None:
     helps = [one.text for one in words.help_texts()]
-    assert any(text.startswith("Lease duration") for text in helps)
+    assert any(text.startswith("A standby takes over this long") for text in helps)
     assert any("not a valid lease file" in one.text for one in words.messages())

@@ -33,7 +33,8 @@ def with_stages(world: SwarmWorld) -> SwarmWorld:
     models = (*_staged(whole, specs, rng), *config.controller.models[1:])
     needed = sum(max(p.instances_min, 1) * p.spec.tp_size for p in models)
     added = [change.added for change in config.changes if change.added is not None]
-    to_come = sum(policy.instances_min * policy.spec.tp_size for policy in added)
+    # One that may have no instance, too: stages give up none for it.
+    to_come = sum(max(policy.instances_min, 1) * policy.spec.tp_size for policy in added)
     more = max(needed + max(rng.randint(0, 3), to_come) - config.workers, 0)
     # A stage takes any device that it fits on, and stays where a larger one then lacks room.
     largest = max(spec.size_bytes for spec in specs)
