@@ -125,7 +125,7 @@ def test_without_a_terminal_each_event_is_a_dated_line(tiny_model: Path, tmp_pat
             headers = {"Content-Type": "application/json"}
             assert client.delete("/admin/models/new", headers=headers).status_code == 202
             log.wait_for(r"INFO model new: withdrawn")
-            log.wait_for(r"INFO model new: gone")
+            log.wait_for(r"INFO model new: removed from all workers")
         running.process.send_signal(signal.SIGINT)
         running.wait_until_printed("stopped")
         assert running.process.wait(wait_s()) == 0
@@ -137,7 +137,7 @@ def test_without_a_terminal_each_event_is_a_dated_line(tiny_model: Path, tmp_pat
     assert "\x1b" not in text
     assert not re.search("/health|/live|/metrics", text)
     # What scripts wait for stays as it was, without dates.
-    begins = ("tiny: ", "starting ", "ready after ", "Ctrl-C ", "draining ", "stopped")
+    begins = ("tiny: ", "starting ", "ready after ", "try: ", "Ctrl-C ", "draining ", "stopped")
     assert [line for line in running.printed if not line.startswith(begins)] == []
 
 

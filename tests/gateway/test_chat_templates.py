@@ -329,7 +329,7 @@ def test_a_template_that_leaves_contents_out_is_told_of(
     assert answer.status_code == 201, answer.text
     [warning] = answer.json()["warnings"]
     assert "model deaf: " in warning
-    assert "role assistant, user)" in warning
+    assert "messages of role assistant, user." in warning
     assert [line.getMessage() for line in caplog.records] == [warning]
     listed = {model["name"]: model for model in client.get("/admin/models").json()["data"]}
     assert listed["deaf"]["warnings"] == [warning]

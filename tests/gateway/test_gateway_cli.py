@@ -84,7 +84,7 @@ def test_refusals_are_one_clear_line(
         (["add", model_directory, "--min-replicas", -1, *at], "min_replicas"),
         (["remove", "none", *at], "'none' does not exist"),
         (["list", "--url", nobody], nobody),
-        (["list", "--url", f"{pool.url}/nowhere"], "There is no GET"),
+        (["list", "--url", f"{pool.url}/nowhere"], "/nowhere/admin/models' does not exist"),
         (["list", "--url", "nonsense://"], "nonsense"),
         (["list", "--admin-key-file", "/nowhere", *at], "/nowhere"),
     ]:

@@ -146,7 +146,7 @@ def test_one_that_leaves_keeps_nothing_of_the_pool(pool: LocalPool) -> None:
 
 def test_a_model_that_the_pool_does_not_have_is_refused_by_name(pool: LocalPool) -> None:
     one = guest(pool, "strange", model="giant")
-    with there(one), pytest.raises(GuestError, match=r"no model 'giant' .* it has tiny"):
+    with there(one), pytest.raises(GuestError, match=r"no model 'giant' .* Available: tiny"):
         content(one)
 
 

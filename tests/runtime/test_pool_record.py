@@ -66,7 +66,7 @@ def test_a_pool_serves_on_when_its_disk_is_full(
         wait_until(lambda: pool.gauge("record_open") == 0, "the record is closed")
         ask(pool, 20)
         assert pool.pool.pids()["controller"] == controller
-    said = [line for line in capfd.readouterr().err.splitlines() if "the record" in line]
+    said = [line for line in capfd.readouterr().err.splitlines() if "the run record" in line]
     assert len(said) == 1, said
     assert "No space left on device" in said[0]
     assert 0 < answered(full_disk) <= asked

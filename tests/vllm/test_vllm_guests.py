@@ -203,7 +203,7 @@ def test_what_cannot_be_loaded_is_one_sentence(
         server.begin()
         away, unknown, misspelt, another = server.found()
     assert "127.0.0.1:9: Connection refused" in away
-    assert "the pool has no model 'giant' in one piece: it has tiny" in unknown
+    assert "the pool has no model 'giant' in one piece. Available: tiny" in unknown
     assert "model_loader_extra_config: Object contains unknown field `colour`" in misspelt
     assert "model tiny is another one: its hidden_size is 128" in another
 

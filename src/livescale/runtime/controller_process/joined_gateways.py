@@ -52,7 +52,8 @@ class JoinedGateways:
         async for message in wire:
             if isinstance(message, joining.Farewell):
                 has_left = True
-                continue
+                wire.close()
+                break
             wire.break_off(f"a gateway's supervisor sent {type(message).__name__}")
         if self._wires.get(hello.name, ("", None))[1] is wire:
             del self._wires[hello.name]
