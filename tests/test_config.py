@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from livescale.batching.contract.live_order import LIVE_ORDERS
 from livescale.common.settings import ConfigError, parse_schedule
+from livescale.config.automatic import AUTOMATIC
 from livescale.config.model import (
     MODEL_SETTINGS,
     ModelConfig,
@@ -27,6 +28,7 @@ from livescale.config.reading import (
     checked_model,
     given_flags,
     load_config,
+    load_given,
     settings_help,
 )
 from livescale.config.settings.tuning import Tuning
@@ -594,3 +596,24 @@ def test_a_topology_is_sought_beside_the_file_that_names_it(tmp_path: Path) -> N
 def test_plans_keep_away_from_what_serves_as_is_asked(word: str, avoids: bool) -> None:
     config = PoolConfig(serving_links=word)
     assert controller_config(config, local_layout(config), (), 1).avoids_serving is avoids
+
+
+@pytest.mark.parametrize("name", AUTOMATIC)
+@pytest.mark.parametrize("where", ["file", "variable", "flag"])
+def test_auto_takes_back_what_was_said_before(tmp_path: Path, name: str, where: str) -> None:
+    """In a file what is the default, in a variable the file, in a flag both."""
+    value = 2 if name == "workers" else 64 << 20
+    file = tmp_path / "pool.yaml"
+    said = "auto" if where == "file" else value
+    file.write_text(f"{name}: {said}\nmodels: [{tmp_path}]\n")
+    environ, flags = {}, {}
+    if where != "file":
+        environ = {f"LIVESCALE_{name.upper()}": "auto" if where == "variable" else str(value)}
+    if where == "flag":
+        flags = {name: "auto"}
+    config, given = load_given(file, [], environ, flags)
+    assert name not in given
+    assert getattr(config, name) == getattr(PoolConfig(), name)
+    later, given = load_given(file, [], environ, {name: str(value)})
+    assert name in given
+    assert getattr(later, name) == value

@@ -10,8 +10,9 @@ import functools
 import importlib.util
 import os
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -32,6 +33,7 @@ from livescale.common.settings import (
     shown_default,
     unknown,
 )
+from livescale.config.automatic import AUTOMATIC
 from livescale.config.model import (
     CHANGEABLE_SETTINGS,
     MODEL_SETTINGS,
@@ -103,6 +105,7 @@ def load_given(
         document.pop("ray", None)  # `config/ray.py` reads it, where Ray is asked for
         values |= _tuned(document.pop("tuning", None), f"{path}: tuning")
         _refuse_removed(document, f"{path}: ")
+        _drop_auto(document, values)
         values |= read_values(document, SETTINGS, f"{path}: ", also=("models", "ray", "tuning"))
         for name in ("topology", "racks", "cores_profile"):
             if values.get(name) is not None:
@@ -111,9 +114,12 @@ def load_given(
         formulas = (ROOFLINE_PREFIX, LINEAR_PREFIX)
         if timed_profile is not None and not str(timed_profile).startswith(formulas):
             values["timed_profile"] = str(path.parent / str(timed_profile))
+    environ = dict(environ)
+    _drop_auto(environ, values, lambda name: ENVIRONMENT_PREFIX + name.upper())
     values |= _read_environment(environ)
     given = {name: value for name, value in flags.items() if value is not None}
     _refuse_removed(given, "flags: ")
+    _drop_auto(given, values)
     values |= read_values(given, SETTINGS, "flags: ", is_text=True)
     for name in _READ_BY_CHILDREN:
         if values.get(name) is not None:
@@ -290,6 +296,16 @@ def _refuse_removed(given: Iterable[object], where: str) -> None:
         instead = instead_of(str(name))
         if instead is not None:
             raise ConfigError(f"{where}{name} is no longer a setting. {instead}")
+
+
+def _drop_auto(
+    given: dict[str, Any], values: dict[str, object], key_of: Callable[[str], str] = str
+) -> None:
+    """Where `given` has "auto" nothing is given, and what `values` has of before does not count."""
+    for name in AUTOMATIC:
+        if given.get(key_of(name)) == "auto":
+            del given[key_of(name)]
+            values.pop(name, None)
 
 
 def _short_help(setting: Setting, default: str) -> str:
