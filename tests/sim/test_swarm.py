@@ -37,13 +37,17 @@ def test_random_worlds_come_to_rest(first: int) -> None:
         run(draw_world(seed))
 
 
+def kept_seeds() -> list[int]:
+    lines = _SEEDS_FILE.read_text().splitlines()
+    return [int(line.split()[0]) for line in lines if line and not line.startswith("#")]
+
+
 @pytest.mark.long
-def test_seeds_that_once_failed() -> None:
+@pytest.mark.parametrize("first", range(0, len(kept_seeds()), PER_TEST))
+def test_seeds_that_once_failed(first: int) -> None:
     """Some of them before there were clusters around their worlds, live instances in them, or wide
     bounds: these run without, too."""
-    lines = _SEEDS_FILE.read_text().splitlines()
-    seeds = [int(line.split()[0]) for line in lines if line and not line.startswith("#")]
-    for seed in seeds:
+    for seed in kept_seeds()[first : first + PER_TEST]:
         flat = draw_flat_world(seed)
         worlds = [flat, with_fabric(flat), draw_narrow_world(seed), draw_world(seed)]
         for number, world in enumerate(worlds):

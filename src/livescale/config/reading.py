@@ -299,7 +299,7 @@ def _refuse_removed(given: Iterable[object], where: str) -> None:
 
 
 def _drop_auto(
-    given: dict[str, Any], values: dict[str, object], key_of: Callable[[str], str] = str
+    given: dict[Any, Any], values: dict[str, object], key_of: Callable[[str], str] = str
 ) -> None:
     """Where `given` has "auto" nothing is given, and what `values` has of before does not count."""
     for name in AUTOMATIC:
