@@ -41,6 +41,9 @@ class AnswerChecker:
         #: lost of several workers that its requests go through
         self._given_back: dict[RequestId, tuple[int, str, int]] = {}
         self._partners_lost: dict[str, int] = {}
+        #: models of which a worker was given requests together with others, also before it was
+        #: taken out of a pipeline or a team: what it had then may be on its way
+        self._together: dict[WorkerRef, dict[str, None]] = {}
         self._now_ns = 0
 
     def absorb(self, event: events.AnyEvent, now_ns: int) -> None:
@@ -95,6 +98,10 @@ class AnswerChecker:
             self._attempts[command.request] = command.attempt
             self._moves[command.request] = 0
             self.running[command.request] = command.worker
+        elif isinstance(command, commands.ChangeDuty):
+            if command.duty.pipelines or command.duty.team:
+                model = self._model(self._knowledge.holdings[command.holding].order.model)
+                self._together.setdefault(command.holding.member, {})[model] = None
         elif isinstance(command, commands.FailRequest):
             is_over = command.request not in self.running
             require(is_over, "a request fails after its last attempt", command)
@@ -170,14 +177,16 @@ class AnswerChecker:
             self._failures.lost(request, attempt)
 
     def _partner_lost(self, member: WorkerRef) -> None:
+        models = self._together.pop(member, {})
         for held in self._knowledge.on(member):
             duty = held.order.duty
             if duty is not None and (duty.pipelines or duty.team):
-                model = self._model(held.order.model)
-                self._partners_lost[model] = self._now_ns
-                for request, (_, of_model, _) in self._given_back.items():
-                    if of_model == model:
-                        self._count_lost(request)
+                models[self._model(held.order.model)] = None
+        for model in models:
+            self._partners_lost[model] = self._now_ns
+            for request, (_, of_model, _) in self._given_back.items():
+                if of_model == model:
+                    self._count_lost(request)
 
     def _stops(self, request: RequestId) -> None:
         """Its attempt is not under way any more."""
