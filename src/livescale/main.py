@@ -64,7 +64,8 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     for name, words in COMMANDS.items():
         sub = commands.add_parser(name, help=words, description=words, add_help=False)
         sub.add_argument(
-            *("-h", "--help"),
+            "-h",
+            "--help",
             action=_Help,
             nargs="?",
             choices=("all",),

@@ -60,7 +60,7 @@ def refusal(*words: object, command: str = "join") -> str:
 def test_a_flag_that_is_gone_is_refused_with_what_replaces_it(name: str, token: Path) -> None:
     flag = "--" + name.replace("_", "-")
     said = refusal("127.0.0.1:1", "--token-file", token, flag, "1")
-    assert f"argument {flag}: no setting any more: {instead_of(name)}" in said
+    assert f"argument {flag}: no longer a setting. {instead_of(name)}" in said
 
 
 @each_command

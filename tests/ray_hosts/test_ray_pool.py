@@ -94,11 +94,11 @@ def test_an_actor_is_killed(cluster: RayBed) -> None:
 
 @pytest.mark.long
 def test_a_raylet_is_killed(cluster: RayBed) -> None:
-    joined = cluster.count("host", "has joined with")
+    joined = cluster.count("node", "has joined with")
     survive(cluster, lambda: cluster.raylet("h1").send_signal(signal.SIGKILL))
     cluster.wait(lambda: not cluster.members("h1"), "nothing of the pool is left there")
     cluster.start_node("h1")
-    cluster.wait(lambda: cluster.count("host", "has joined with") > joined, "it has joined again")
+    cluster.wait(lambda: cluster.count("node", "has joined with") > joined, "it has joined again")
 
 
 @pytest.mark.long

@@ -116,7 +116,7 @@ def test_what_leaves_in_order_is_not_reported_as_lost(
             carol.interrupt()
             assert carol.ended() == 0
         wait_until(lambda: bool(re.search(r"worker w\S+ has left", caplog.text)), "its worker left")
-        wait_until(lambda: "host carol has left" in caplog.text, "it has left")
+        wait_until(lambda: "node carol has left" in caplog.text, "it has left")
     assert "lost" not in caplog.text
 
 

@@ -127,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_removed(name: str, _value: str) -> None:
-    raise argparse.ArgumentTypeError(f"no setting any more: {instead_of(name)}")
+    raise argparse.ArgumentTypeError(f"no longer a setting. {instead_of(name)}")
 
 
 async def _join(

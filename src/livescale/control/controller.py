@@ -264,8 +264,8 @@ class Controller:
             has_copy = not failures.is_of_copies and self.planning.has_copy(state)
             instances = self.fleet.of_parts(state.keys)
             is_there = any(not instance.is_released for instance in instances)
-            is_there = is_there or part.model in incomplete
-            if not (has_copy or is_there or self.pool.spares(part.model)):
+            comes = is_there or part.model in incomplete
+            if not (has_copy or comes or self.pool.spares(part.model)):
                 self._commands += self.attempts.fail_waiting(part, reason, left_ns)
 
     def _dispatch(self, state: PartState) -> None:

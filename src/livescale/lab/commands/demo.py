@@ -17,6 +17,7 @@ import msgspec
 
 from livescale.cli.loads import Load, add_load_arguments, choose_load, write_json
 from livescale.common.errors import UserError
+from livescale.common.settings import ENVIRONMENT_PREFIX
 from livescale.config.model import RoleReplicas, RolesConfig
 from livescale.config.pool import PoolConfig
 from livescale.config.reading import add_flags, checked_model, given_flags, load_config
@@ -51,6 +52,7 @@ _DEFAULTS = {
     "port": "0",
     "placement": "spread, live part none",
     "record": "in --folder",
+    "slo": f"a TTFT of {_SLO_MULTIPLE} times that of a mean prompt alone",
     "scaling_policy": "slo, live part bounds",
     "queue_requests_max": "all requests",
 }
@@ -153,7 +155,7 @@ def _play_scaling(arguments: argparse.Namespace, folder: Path) -> _Outcome:
     async def play() -> _Outcome:
         async with run.pool():
             await run.until_serving(_SHRINK_S)
-            slo = await _slo(run, load.rows)
+            slo = await _slo(run, load.rows, arguments)
             print(f"ready: {run.base_url}/v1; replaying {arguments.seconds} s", flush=True)
             played = await run.play(load.rows, seed=arguments.seed)
             await run.until_small(_SHRINK_S)
@@ -191,10 +193,10 @@ def _with_roles(config: PoolConfig) -> PoolConfig:
     return msgspec.structs.replace(config, models=(checked_model(model, config),))
 
 
-async def _slo(run: DemoRun, rows: Sequence[TraceRow]) -> SloRule:
+async def _slo(run: DemoRun, rows: Sequence[TraceRow], arguments: argparse.Namespace) -> SloRule:
     """What the user chose; else so many times the TTFT of a mean prompt that nothing waits with:
     a bound that does not grow with the run's own delays. Raises UserError."""
-    if run.config.slo != PoolConfig().slo:
+    if "slo" in given_flags(arguments) or f"{ENVIRONMENT_PREFIX}SLO" in os.environ:
         return parse_slo(run.config.slo)
     rate = await _tokens_per_s(Path(str(run.config.record)))
     prompt_tokens = sum(row.input_tokens for row in rows) / max(len(rows), 1)
@@ -246,7 +248,7 @@ def _play_live(arguments: argparse.Namespace, folder: Path) -> _Outcome:
         )
     rows: Sequence[TraceRow] = ()
     played: list[Played] = []
-    slos: list[SloRule] = []
+    slo: SloRule | None = None
     for name in (_BASELINE, order):
         record = str(folder / f"{name}.jsonl")
         load_s = arguments.live_load_seconds
@@ -254,27 +256,27 @@ def _play_live(arguments: argparse.Namespace, folder: Path) -> _Outcome:
         run = DemoRun(config)
         print(f"\n{name}", flush=True)
         print(run.describe(), flush=True)
-        rows, one, slo = asyncio.run(_play_burst(run, rows, arguments))
+        rows, one, slo = asyncio.run(_play_burst(run, rows, slo, arguments))
         played.append(one)
-        slos.append(slo)
     checks = run.check([result for one in played for result in one.results])
-    return _judge(slos[0], (_BASELINE, order), played, checks, folder)
+    assert slo is not None
+    return _judge(slo, (_BASELINE, order), played, checks, folder)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
 async def _play_burst(
-    run: DemoRun, rows: Sequence[TraceRow], arguments: argparse.Namespace
+    run: DemoRun, rows: Sequence[TraceRow], slo: SloRule | None, arguments: argparse.Namespace
 ) -> tuple[Sequence[TraceRow], Played, SloRule]:
-    """The rows that were played, and their SLO: the burst is made for the first run, by what the
-    pool says that one instance can compute. Each run waits until the pool knows that."""
+    """The rows that were played, and their SLO. Both are made for the first run, by what the pool
+    says that one instance can compute; each run waits until the pool knows that."""
     async with run.pool():
         prompt = min(PROMPT_TOKENS, run.request_tokens_max - OUTPUT_TOKENS)
         rate = await _tokens_per_s(Path(str(run.config.record)))
         rows = rows or _burst(prompt, prompt / rate, arguments.live_load_seconds)
         print(f"ready; {len(rows)} prompts of {prompt} tokens at once", flush=True)
-        slo = await _slo(run, rows)
+        slo = slo or await _slo(run, rows, arguments)
         played = await run.play(rows, seed=arguments.seed)
         await run.until_loaded(3 * arguments.live_load_seconds)
         return rows, played, slo

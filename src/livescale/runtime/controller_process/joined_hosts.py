@@ -81,7 +81,7 @@ class JoinedHosts:
         if self._tls is not None and self._tls.revoked_list:
             wire.send(joining.RevokedMembers(self._tls.revoked_list))
         brings = f"and wants {hello.wants}" if hello.wants else f"with {hello.workers} workers"
-        self._keep(News(f"host {hello.name} has joined {brings}"))
+        self._keep(News(f"node {hello.name} has joined {brings}"))
         await self._listen(hello.name, wire, is_guest=bool(hello.wants))
 
     def observe(
@@ -174,7 +174,7 @@ class JoinedHosts:
                 wire.close()
                 break
             if self._departures.begin(name, message.members):
-                report(Status(news=(News(f"host {name} wants to leave"),)))
+                report(Status(news=(News(f"node {name} leaves"),)))
             # The members that are there are known after a step.
             self._push(Tick())
         if self._wires.get(name, (0, None))[1] is not wire:
@@ -182,7 +182,7 @@ class JoinedHosts:
         del self._wires[name]
         if self._departures.end(name):
             self._ledger.leave(name)
-            self._keep(News(f"host {name} has left"))
+            self._keep(News(f"node {name} has left"))
         elif is_guest:
             # Of a process that comes again under another name, if at all.
             self._ledger.leave(name)
