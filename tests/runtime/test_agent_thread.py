@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -37,6 +38,7 @@ from livescale.runtime.wire.boot import AgentBoot
 from livescale.runtime.wire.protocol import Address, Order
 from livescale.transfer.memory.arena import Arena
 from livescale.transfer.plane.data_plane import DataPlane
+from livescale.transfer.plane.options import PlaneOptions
 from livescale.values.chunks import Feed
 from livescale.values.types import HoldingId, LayerSpan, Manifest, WorkerRef, agent_ref
 from slowness import patient
@@ -54,12 +56,12 @@ class ThreadAgent:
         number: int,
         size_bytes: int = ROOM_BYTES,
         storage_bytes_per_s: int | None = None,
-        **data_plane: object,
+        **data_plane: Any,
     ) -> None:
         self.ref = agent_ref(number)
         self.said: queue.Queue[object] = queue.Queue()
         self.memory = Arena(size_bytes)
-        self.data_plane = DataPlane(self.ref, self.memory, **data_plane)
+        self.data_plane = DataPlane(self.ref, self.memory, PlaneOptions(**data_plane))
         boot = AgentBoot(
             secret="",
             member=self.ref,

@@ -12,7 +12,7 @@ from livescale import __version__
 from livescale.config.pool import PoolConfig
 from livescale.control.cluster.host_ledger import HostNumbers
 from livescale.messages.epochs import FIRST_EPOCH, Acting
-from livescale.runtime.join.head_talk import HeadTalk
+from livescale.runtime.join.head_talk import HeadAccess, HeadTalk
 from livescale.runtime.wire.doors import CONTROLLER_DOOR, Door
 from livescale.runtime.wire.heartbeat import Heartbeats
 from livescale.runtime.wire.joining import (
@@ -87,7 +87,7 @@ def test_what_joins_stays_connected_whatever_silence_the_pool_allows(
         )
         beating = asyncio.create_task(head.heartbeats.run())
         address = Address(*server.sockets[0].getsockname()[:2])
-        talk = HeadTalk(address, SECRET, None, lambda _: None, WAIT_S, kind)
+        talk = HeadTalk(HeadAccess(address, SECRET, patience_s=WAIT_S), kind)
         await talk.run(lambda: hello_of(kind), stay, lambda: bool(head.errors))
         beating.cancel()
         server.close()

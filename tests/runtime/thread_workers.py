@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from livescale.batching.live.live_batch import LiveLimits
 from livescale.clusters.topology import Device
@@ -31,6 +32,7 @@ from livescale.runtime.wire.protocol import (
 )
 from livescale.transfer.memory.arena import Arena
 from livescale.transfer.plane.data_plane import DataPlane
+from livescale.transfer.plane.options import PlaneOptions
 from livescale.values.chunks import ChunkGrid, Feed
 from livescale.values.routes import Duty, Partner, Taker
 from livescale.values.types import (
@@ -68,7 +70,7 @@ class ThreadWorker:
         live: LiveLimits | None = None,
         resident_bytes: int = 0,
         executor: InstanceExecutor | None = None,
-        **data_plane: object,
+        **data_plane: Any,
     ) -> None:
         self.ref = WorkerRef(number)
         self.said: queue.Queue[object] = queue.Queue()
@@ -90,9 +92,8 @@ class ThreadWorker:
             live=live or LiveLimits(batch_tokens_max=64),
         )
         self.arena = Arena(arena_bytes)
-        self.data_plane = DataPlane(
-            self.ref, self.arena, host_name="localhost", shm_directory=None, **data_plane
-        )
+        options = PlaneOptions(host_name="localhost", **data_plane)
+        self.data_plane = DataPlane(self.ref, self.arena, options)
         if executor is None:
             executor = TorchExecutor(kv_bytes, boot.pool.block_tokens, cores=ComputeCores(number))
         self.host = WorkerThread(boot, self.arena, executor, self.data_plane, self)

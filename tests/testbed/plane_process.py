@@ -18,6 +18,7 @@ import xxhash
 from livescale.transfer.formats.orders import ReceiveOrder
 from livescale.transfer.memory.arena import Arena
 from livescale.transfer.plane.data_plane import DataPlane
+from livescale.transfer.plane.options import PlaneOptions
 from livescale.values.chunks import Feed
 from livescale.values.types import LayerEntry, Manifest, WorkerRef
 
@@ -64,9 +65,7 @@ class PlaneProcess:
         self.plane = DataPlane(
             WorkerRef(number),
             self._arena,
-            host=address,
-            uplink_bytes_per_s=rate,
-            downlink_bytes_per_s=rate,
+            PlaneOptions(host=address, uplink_bytes_per_s=rate, downlink_bytes_per_s=rate),
             on_parcel=self._parcel_came,
         )
 

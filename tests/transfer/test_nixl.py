@@ -23,6 +23,7 @@ from livescale.transfer.formats.carrier import WritePermit
 from livescale.transfer.memory.arena import Arena, ArenaError
 from livescale.transfer.memory.open_writes import OpenWrites
 from livescale.transfer.plane.data_plane import DataPlane
+from livescale.transfer.plane.options import PlaneOptions
 from livescale.values.chunks import Feed
 from livescale.values.types import FromWorker, Manifest, WorkerRef
 
@@ -51,7 +52,7 @@ def _network(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(HAS_NIXL, reason="NIXL is installed")
 def test_without_the_package_the_error_says_what_to_install() -> None:
     with Arena(MIB) as memory, pytest.raises(ImportError, match=r"livescale\[rdma\]"):
-        DataPlane(WorkerRef(0), memory, carrier="nixl")
+        DataPlane(WorkerRef(0), memory, PlaneOptions(carrier="nixl"))
     with pytest.raises(ConfigError, match=r"carrier.*livescale\[rdma\]"):
         load_config(None, ["a"], {}, {"carrier": "nixl"})
 
@@ -183,9 +184,10 @@ import sys
 import msgspec
 from livescale.transfer.memory.arena import Arena
 from livescale.transfer.plane.data_plane import DataPlane
+from livescale.transfer.plane.options import PlaneOptions
 from livescale.values.types import WorkerRef
 from transfer_world import write_model
-plane = DataPlane(WorkerRef({HOLDER_NUMBER}), Arena({MODEL}), carrier="nixl")
+plane = DataPlane(WorkerRef({HOLDER_NUMBER}), Arena({MODEL}), PlaneOptions(carrier="nixl"))
 manifest = write_model(plane._memory, [{MODEL}])
 plane.offer(manifest)
 print(msgspec.json.encode((plane.address, manifest)).decode(), flush=True)

@@ -18,7 +18,7 @@ from livescale.transfer.memory.content_hashes import ContentHashes
 from livescale.transfer.memory.open_writes import OpenWrites
 from livescale.transfer.plane.chunk_sources import Arrival
 from livescale.transfer.plane.patience import Patience
-from livescale.transfer.plane.reception import Reception
+from livescale.transfer.plane.reception import Receiver, Reception
 from livescale.transfer.plane.receptions import Receptions
 from livescale.transfer.plane.store import Store
 from livescale.values.chunks import Feed
@@ -60,7 +60,6 @@ class _Receiver:
         self.connection = Connection(ME, self.outbox, channel, nobody, memory.size_bytes, True)
         receptions = Receptions(ME, self.store)
         self.patience = Patience(
-            ME,
             receptions.all,
             self.store,
             lambda peer: is_introduced,
@@ -71,15 +70,11 @@ class _Receiver:
         manifest = write_model(memory, [CHUNK] * CHUNKS)
         feed = Feed(FromWorker(HOLDER), grid(manifest, CHUNK).all())
         self.reception = Reception(
-            ME,
+            Receiver(ME, memory, self.store, ContentHashes(ME)),
             ReceiveOrder(1, manifest, CHUNK, (feed,)),
-            memory,
-            self.store,
             self.recorder,
-            observer=None,
             reach=lambda peer: self.connection if is_connected else None,
             tell_over=receptions.remove,
-            contents=ContentHashes(ME),
             now_ns=self._now_ns,
         )
         receptions.add(self.reception)

@@ -18,8 +18,10 @@ from livescale.transfer.carriers.token_bucket import TokenBucket
 from livescale.transfer.formats.frames import HEADER_BYTES, Frame, decode_header
 from livescale.transfer.formats.greeting import Greeting
 from livescale.transfer.formats.orders import ReceiveOrder
+from livescale.transfer.links.exchange import ConnectionTerms
 from livescale.transfer.memory.arena import Arena
 from livescale.transfer.plane.data_plane import DataPlane
+from livescale.transfer.plane.options import PlaneOptions
 from livescale.values.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.values.types import FromWorker, LayerEntry, Manifest, WorkerRef
 
@@ -112,21 +114,33 @@ class World:
         self.chunks: list[list[tuple[int, int, int, int]]] = [[] for _ in self.refs]
         self._chunk_arrived = threading.Condition()
         self.planes = [
-            DataPlane(
-                ref,
-                self.arenas[index],
-                chunk_received=self._observer(index),
+            self._plane(
+                index,
                 **{
                     name: value[index] if isinstance(value, list) else value
                     for name, value in limits.items()
                 },
             )
-            for index, ref in enumerate(self.refs)
+            for index in range(count)
         ]
         for plane in self.planes:
             for peer in self.planes:
                 if peer is not plane and are_introduced:
                     plane.introduce(peer.worker, peer.address, peer.shm_path)
+
+    def _plane(
+        self, index: int, on_parcel: Any = None, on_disconnected: Any = None, **limits: Any
+    ) -> DataPlane:
+        names = limits.keys() & set(ConnectionTerms.__struct_fields__)
+        terms = ConnectionTerms(**{name: limits.pop(name) for name in names})
+        return DataPlane(
+            self.refs[index],
+            self.arenas[index],
+            PlaneOptions(connections=terms, **limits),
+            on_parcel=on_parcel,
+            on_disconnected=on_disconnected,
+            chunk_received=self._observer(index),
+        )
 
     def _observer(self, index: int) -> Any:
         def observe(plan: int, chunk: int, size_bytes: int, at_ns: int) -> None:

@@ -8,7 +8,7 @@ import argparse
 import asyncio
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -18,14 +18,11 @@ from livescale.common.addresses import parse_address
 from livescale.common.errors import UserError
 from livescale.common.settings import read_values
 from livescale.config.pool import SETTINGS, PoolConfig
-from livescale.runtime.join.head_talk import JoinError
+from livescale.runtime.join.head_talk import HeadAccess, JoinError
 from livescale.runtime.join.joined_gateway import JoinedGateway
 from livescale.runtime.wire.doors import open_credentials
 from livescale.runtime.wire.protocol import Address
 from livescale.runtime.wire.token import check_fingerprint, read_token
-
-if TYPE_CHECKING:
-    from livescale.common.credentials import Credentials
 
 _PATHS = ("tls_dir", "ssl_certfile", "ssl_keyfile", "api_key_file", "admin_key_file")
 #: settings of the pool that a gateway may have of its own
@@ -63,31 +60,13 @@ def run(arguments: argparse.Namespace) -> int:
     except UserError as error:
         raise JoinError(str(error)) from error
     with ServeDisplay(settings.log_level) as display:
-        serving = _serve(arguments, Address(*head), token.secret, settings, own, display, tls)
-        return asyncio.run(serving)
+        access = HeadAccess(Address(*head), token.secret, tls, display.tell, arguments.patience_s)
+        return asyncio.run(_serve(access, arguments.name, settings, own))
 
 
-async def _serve(
-    arguments: argparse.Namespace,
-    head: Address,
-    secret: str,
-    settings: PoolConfig,
-    own: dict[str, Any],
-    display: ServeDisplay,
-    tls: Credentials | None,
-) -> int:
+async def _serve(access: HeadAccess, name: str, settings: PoolConfig, own: dict[str, Any]) -> int:
     try:
-        gateway = JoinedGateway(
-            head,
-            secret,
-            arguments.name,
-            settings,
-            own,
-            os.environ,
-            display.tell,
-            patience_s=arguments.patience_s,
-            tls=tls,
-        )
+        gateway = JoinedGateway(access, name, settings, own, os.environ)
     except UserError as error:
         raise JoinError(str(error)) from error
     loop = asyncio.get_running_loop()
@@ -100,7 +79,7 @@ async def _serve(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupted)
-    print(f"joining {head.host}:{head.port} as {arguments.name}: {gateway.base_url}/v1", flush=True)
+    print(f"joining {access.head} as {name}: {gateway.base_url}/v1", flush=True)
     await gateway.run()
     print("stopped")
     return 0

@@ -14,7 +14,6 @@ import signal
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
@@ -24,16 +23,13 @@ from livescale.common.errors import UserError
 from livescale.common.settings import Setting, read_values
 from livescale.config.pool import SETTINGS, WORKERS_MAX
 from livescale.config.settings.removed import instead_of
-from livescale.runtime.join.head_talk import JoinError, way_to
+from livescale.runtime.join.head_talk import HeadAccess, JoinError, way_to
 from livescale.runtime.join.joined_host import JoinedAs, JoinedHost
 from livescale.runtime.layout.worker_python import check_worker_python, gpus_of
 from livescale.runtime.wire.doors import open_credentials
 from livescale.runtime.wire.joining import NAME_CHARS_MAX
 from livescale.runtime.wire.protocol import Address
 from livescale.runtime.wire.token import check_fingerprint, read_token
-
-if TYPE_CHECKING:
-    from livescale.common.credentials import Credentials
 
 _DEFAULTS_ARE = (
     "The defaults are the pool's values. --tls-dir and --worker-python have the default none."
@@ -118,22 +114,20 @@ def run(arguments: argparse.Namespace) -> int:
         address,
         arguments.workers,
         _plain(settings),
-        arguments.patience_s,
         arguments.same_files,
         arguments.rack,
     )
     with ServeDisplay(str(settings.get("log_level", "warning"))) as display:
-        return asyncio.run(_join(Address(*head), token.secret, joined_as, display, tls))
+        access = HeadAccess(Address(*head), token.secret, tls, display.tell, arguments.patience_s)
+        return asyncio.run(_join(access, joined_as))
 
 
 def _refuse_removed(name: str, _value: str) -> None:
     raise argparse.ArgumentTypeError(f"no longer a setting. {instead_of(name)}")
 
 
-async def _join(
-    head: Address, secret: str, joined_as: JoinedAs, display: ServeDisplay, tls: Credentials | None
-) -> int:
-    host = JoinedHost(head, secret, joined_as, display.tell, tls)
+async def _join(access: HeadAccess, joined_as: JoinedAs) -> int:
+    host = JoinedHost(access, joined_as)
     loop = asyncio.get_running_loop()
 
     def interrupted() -> None:
@@ -144,7 +138,7 @@ async def _join(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupted)
-    print(f"joining {head.host}:{head.port} as {joined_as.name} …", flush=True)
+    print(f"joining {access.head} as {joined_as.name} …", flush=True)
     await host.run()
     print("left")
     return 0

@@ -13,22 +13,18 @@ from typing import Any
 from livescale.control.cluster.membership import Membership
 from livescale.control.planning.guests import Guests
 from livescale.control.planning.host_copies import HostCopies
-from livescale.control.planning.loads import Loads
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.planning.repairs import repair_loads
-from livescale.control.planning.spares import Spares
 from livescale.control.reports.holding_news import HoldingNews
 from livescale.control.reports.status import ControllerStatus, status_of
 from livescale.control.requests.attempts import Attempts
-from livescale.control.requests.router import Router
 from livescale.control.scaling.leaving import Leaving
 from livescale.control.scaling.scaling import Scaling
 from livescale.control.scaling.wishes import Wishes
 from livescale.control.scaling.withdrawals import Withdrawals
 from livescale.control.state.config import ControllerConfig
-from livescale.control.state.fleet import Fleet
 from livescale.control.state.model_state import ModelState, PartState
-from livescale.control.state.pool import ParameterPool
 from livescale.control.together.drains import Drains
 from livescale.control.together.pairing import Pairings
 from livescale.control.together.pipelines import Pipelines
@@ -37,7 +33,6 @@ from livescale.control.together.team_duties import Teams
 from livescale.messages import events
 from livescale.messages.commands import AnyCommand, Dispatch, WakeAt
 from livescale.messages.events import AnyEvent
-from livescale.values.copy_strategies import keeps_last
 from livescale.values.types import InstanceState, WorkerRef
 
 # Everybody behind a sender that stalls reports it within this time; then it is judged.
@@ -49,71 +44,32 @@ class Controller:
     """Decides about one pool. Give it every event in order; carry out every command."""
 
     def __init__(self, config: ControllerConfig) -> None:
+        known = Knowledge.at_start(config)
         self.config = config
-        self.pool = ParameterPool(keeps_last(config.placement))
-        self.fleet = Fleet(self.pool)
-        self.router = Router(
-            config.dispatched_ahead_max,
-            config.live_ahead_max,
-            config.sequences_max,
-            config.binding,
-        )
-        self.models = {
-            p.spec.name: ModelState(p, config, 0, number) for number, p in enumerate(config.models)
-        }
+        self.models = known.models
+        self.fleet = known.fleet
+        self.pool = known.pool
+        self.router = known.router
+        self.loads = known.loads
         self._models_added = len(self.models)
         self.attempts = Attempts(config, self.router, self.models)
-        self.loads = Loads(self.pool)
-        self.planning = Planning(config, self.fleet, self.pool, self.loads)
-        self.host_copies = HostCopies(
-            config, self.fleet, self.pool, self.loads, self.planning, self.models
-        )
-        self.guests = Guests(config, self.fleet, self.pool, self.loads, self.planning, self.models)
-        self.pairings = Pairings(config, self.fleet, self.router, self.planning)
-        self.leaving = Leaving(
-            self.models, self.fleet, self.pool, self.planning, self.pairings, self.router
-        )
-        self.drains = Drains(config, self.models, self.fleet, self.planning, self.pairings)
-        self.roles = Roles(self.models, self.fleet, self.router, self.pairings)
-        self.teams = Teams(config, self.models, self.fleet, self.planning)
-        self.pipelines = Pipelines(config, self.models, self.fleet)
-        self.wishes = Wishes(self.fleet, self.pool, self.router, self.planning)
-        self.withdrawals = Withdrawals(
-            self.models, self.fleet, self.pool, self.planning, self.wishes, self.host_copies
-        )
-        spares = Spares(config, self.fleet, self.pool, self.planning)
+        self.planning = Planning(known)
+        self.host_copies = HostCopies(known, self.planning)
+        self.guests = Guests(known, self.planning)
+        self.pairings = Pairings(known, self.planning)
+        self.leaving = Leaving(known, self.planning, self.pairings)
+        self.drains = Drains(known, self.planning, self.pairings)
+        self.roles = Roles(known, self.pairings)
+        self.teams = Teams(known, self.planning)
+        self.pipelines = Pipelines(known)
+        self.wishes = Wishes(known, self.planning)
+        self.withdrawals = Withdrawals(known, self.planning, self.wishes, self.host_copies)
         self.scaling = Scaling(
-            config=config,
-            fleet=self.fleet,
-            pool=self.pool,
-            router=self.router,
-            loads=self.loads,
-            planning=self.planning,
-            host_copies=self.host_copies,
-            spares=spares,
-            pairings=self.pairings,
-            roles=self.roles,
-            wishes=self.wishes,
+            known, self.planning, self.host_copies, self.pairings, self.roles, self.wishes
         )
-        self._membership = Membership(
-            config=config,
-            states=self.models,
-            fleet=self.fleet,
-            pool=self.pool,
-            loads=self.loads,
-            planning=self.planning,
-            attempts=self.attempts,
-        )
-        news = HoldingNews(
-            states=self.models,
-            fleet=self.fleet,
-            pool=self.pool,
-            router=self.router,
-            loads=self.loads,
-            planning=self.planning,
-            host_copies=self.host_copies,
-            guests=self.guests,
-            teams=self.teams,
+        self._membership = Membership(known, self.planning, self.attempts)
+        self._holding_news = HoldingNews(
+            known, self.planning, self.host_copies, self.guests, self.teams
         )
         self.stale_events = 0
         self._wake_at_ns: int | None = None
@@ -121,8 +77,39 @@ class Controller:
         self._at_once_ns = -_AT_ONCE_GAP_NS
         self._now_ns = 0
         self._commands: list[AnyCommand] = []
-        #: what records an event at a time; the answer is False for late news
-        self._handlers: dict[type, Callable[[Any, int], bool]] = {
+        self._handlers = self._handler_by_event()
+
+    def step(self, now_ns: int, received: Sequence[AnyEvent]) -> list[AnyCommand]:
+        """Absorb all events, then decide once. `now_ns` never goes back."""
+        assert now_ns >= self._now_ns, f"time went back from {self._now_ns} to {now_ns}"
+        self._now_ns = now_ns
+        self._commands = []
+        for event in received:
+            is_news = self._handlers[type(event)](event, now_ns)
+            self.stale_events += not is_news
+        self._decide()
+        return self._commands
+
+    def lacking_workers(self) -> int:
+        """Workers that would get an instance at once if they were there."""
+        return self.scaling.lacking_workers
+
+    def busy_workers(self) -> tuple[WorkerRef, ...]:
+        """Those that an instance is on."""
+        instances = sorted(self.fleet.instances.items())
+        return tuple(worker for _, instance in instances for worker in instance.workers)
+
+    def status(self) -> ControllerStatus:
+        """What others may know of its state."""
+        free = self.leaving.free()
+        return status_of(self.fleet, self.pool, self.models, self.host_copies, self.wishes, free)
+
+    # -- what happened ------------------------------------------------------------------------
+
+    def _handler_by_event(self) -> dict[type, Callable[[Any, int], bool]]:
+        """What records an event at a time; the answer is False for late news."""
+        news = self._holding_news
+        return {
             events.WorkerJoined: self._membership.worker_joined,
             events.AgentJoined: self._membership.agent_joined,
             events.WorkerLost: self._membership.lost,
@@ -152,33 +139,6 @@ class Controller:
             # The time itself is the news: `_decide` looks at every deadline anyway.
             events.Tick: lambda _event, _now_ns: True,
         }
-
-    def step(self, now_ns: int, received: Sequence[AnyEvent]) -> list[AnyCommand]:
-        """Absorb all events, then decide once. `now_ns` never goes back."""
-        assert now_ns >= self._now_ns, f"time went back from {self._now_ns} to {now_ns}"
-        self._now_ns = now_ns
-        self._commands = []
-        for event in received:
-            is_news = self._handlers[type(event)](event, now_ns)
-            self.stale_events += not is_news
-        self._decide()
-        return self._commands
-
-    def lacking_workers(self) -> int:
-        """Workers that would get an instance at once if they were there."""
-        return self.scaling.lacking_workers
-
-    def busy_workers(self) -> tuple[WorkerRef, ...]:
-        """Those that an instance is on."""
-        instances = sorted(self.fleet.instances.items())
-        return tuple(worker for _, instance in instances for worker in instance.workers)
-
-    def status(self) -> ControllerStatus:
-        """What others may know of its state."""
-        free = self.leaving.free()
-        return status_of(self.fleet, self.pool, self.models, self.host_copies, self.wishes, free)
-
-    # -- what happened ------------------------------------------------------------------------
 
     def _batch_taken(self, event: events.BatchTaken, _now_ns: int) -> bool:
         if not self.fleet.is_alive(event.worker):

@@ -6,17 +6,12 @@ expected members have joined, or `settle_ns` have passed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from livescale.control.planning.loads import Loads
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.requests.attempts import Attempts
-from livescale.control.state.config import ControllerConfig
-from livescale.control.state.fleet import AgentRecord, Fleet
+from livescale.control.state.fleet import AgentRecord
 from livescale.control.state.holdings import Copy, Holding, HoldingState
 from livescale.control.state.idle_workers import WorkerRecord
-from livescale.control.state.model_state import ModelState
-from livescale.control.state.pool import ParameterPool
 from livescale.messages.commands import ReleaseHolding
 from livescale.messages.events import AgentJoined, HoldingReport, WorkerJoined, WorkerLost
 from livescale.values.types import Role, WorkerRef
@@ -25,21 +20,12 @@ from livescale.values.types import Role, WorkerRef
 class Membership:
     """Keeps fleet, pool and loads true to the members. Handlers return False for late news."""
 
-    def __init__(
-        self,
-        config: ControllerConfig,
-        states: Mapping[str, ModelState],
-        fleet: Fleet,
-        pool: ParameterPool,
-        loads: Loads,
-        planning: Planning,
-        attempts: Attempts,
-    ) -> None:
-        self._config = config
-        self._states = states
-        self._fleet = fleet
-        self._pool = pool
-        self._loads = loads
+    def __init__(self, known: Knowledge, planning: Planning, attempts: Attempts) -> None:
+        self._config = known.config
+        self._states = known.models
+        self._fleet = known.fleet
+        self._pool = known.pool
+        self._loads = known.loads
         self._planning = planning
         self._attempts = attempts
         #: from when on the pool is settled, whatever is missing (None: before the first step)

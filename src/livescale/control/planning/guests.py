@@ -7,16 +7,11 @@ from those. They come and go as they like: nothing of the pool relies on their c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from livescale.control.planning.loads import Loads
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.planning.planning import Planning
-from livescale.control.state.config import ControllerConfig
-from livescale.control.state.fleet import Fleet
 from livescale.control.state.holdings import Holding
 from livescale.control.state.load_failures import LoadFailures
 from livescale.control.state.model_state import ModelState
-from livescale.control.state.pool import ParameterPool
 from livescale.messages.commands import AnyCommand, PlanMade, StartHolding
 from livescale.values.types import HoldingId, WorkerRef
 
@@ -26,21 +21,13 @@ REASON = "a guest wants it"
 class Guests:
     """Orders what guests want, and takes away what is served no more."""
 
-    def __init__(
-        self,
-        config: ControllerConfig,
-        fleet: Fleet,
-        pool: ParameterPool,
-        loads: Loads,
-        planning: Planning,
-        states: Mapping[str, ModelState],
-    ) -> None:
-        self._config = config
-        self._fleet = fleet
-        self._pool = pool
-        self._loads = loads
+    def __init__(self, known: Knowledge, planning: Planning) -> None:
+        self._config = known.config
+        self._fleet = known.fleet
+        self._pool = known.pool
+        self._loads = known.loads
         self._planning = planning
-        self._states = states
+        self._states = known.models
         #: of those whose loads failed
         self._failures: dict[WorkerRef, LoadFailures] = {}
         self._now_ns = 0

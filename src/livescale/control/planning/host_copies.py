@@ -6,9 +6,9 @@ per model (BlitzScale §5.3); the strategies of other systems are here for compa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from livescale.control.planning.loads import Loads
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.policy.placement import (
     Discard,
@@ -18,13 +18,10 @@ from livescale.control.policy.placement import (
     room_for,
     suggest,
 )
-from livescale.control.state.config import ControllerConfig
-from livescale.control.state.fleet import Fleet
 from livescale.control.state.holdings import Copy, Holding
 from livescale.control.state.instance import Instance
 from livescale.control.state.load_failures import LoadFailures
 from livescale.control.state.model_state import ModelState
-from livescale.control.state.pool import ParameterPool
 from livescale.messages.commands import AnyCommand, PlanMade, StartHolding
 from livescale.values.copy_strategies import AllCopies, CacheCopies, KeyStageCopies, SpreadCopies
 from livescale.values.types import HoldingId, InstanceState, WorkerRef
@@ -33,21 +30,13 @@ from livescale.values.types import HoldingId, InstanceState, WorkerRef
 class HostCopies:
     """Turns suggestions into orders to agents, and keeps the pool true."""
 
-    def __init__(
-        self,
-        config: ControllerConfig,
-        fleet: Fleet,
-        pool: ParameterPool,
-        loads: Loads,
-        planning: Planning,
-        states: Mapping[str, ModelState],
-    ) -> None:
-        self._config = config
-        self._states = states
-        self._strategy = config.placement
-        self._fleet = fleet
-        self._pool = pool
-        self._loads = loads
+    def __init__(self, known: Knowledge, planning: Planning) -> None:
+        self._config = known.config
+        self._states = known.models
+        self._strategy = known.config.placement
+        self._fleet = known.fleet
+        self._pool = known.pool
+        self._loads = known.loads
         self._planning = planning
         #: of models whose copies have failed
         self._failures: dict[str, LoadFailures] = {}

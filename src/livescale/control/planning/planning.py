@@ -14,13 +14,10 @@ from livescale.clusters.topology import LinkUse, Topology
 from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.planner import HOST_ONLY, PlanError, make_plan
 from livescale.control.multicast.request import PlanRequest, Source
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.planning.known_cluster import KnownCluster
-from livescale.control.planning.loads import Loads
-from livescale.control.state.config import ControllerConfig
-from livescale.control.state.fleet import Fleet
 from livescale.control.state.holdings import Copy
 from livescale.control.state.model_state import ModelState
-from livescale.control.state.pool import ParameterPool
 from livescale.messages.scale_plan import ScalePlan
 from livescale.values.copy_strategies import CacheCopies, KeyStageCopies
 from livescale.values.types import IDS_PER_EPOCH, FromWorker, WorkerRef
@@ -29,16 +26,14 @@ from livescale.values.types import IDS_PER_EPOCH, FromWorker, WorkerRef
 class Planning:
     """Makes plans for the cluster as it is known. Orders nothing."""
 
-    def __init__(
-        self, config: ControllerConfig, fleet: Fleet, pool: ParameterPool, loads: Loads
-    ) -> None:
-        self._config = config
-        self._fleet = fleet
-        self._pool = pool
-        self._loads = loads
-        self._last_id = config.epoch * IDS_PER_EPOCH
+    def __init__(self, known: Knowledge) -> None:
+        self._config = known.config
+        self._fleet = known.fleet
+        self._pool = known.pool
+        self._loads = known.loads
+        self._last_id = known.config.epoch * IDS_PER_EPOCH
         #: the shape of what plans are made for
-        self.cluster = KnownCluster(config, fleet)
+        self.cluster = KnownCluster(known.config, known.fleet)
         #: by model: what stood when its next load was predicted, and how long that should take
         self._load_ns: dict[str, tuple[tuple[int, tuple[bool, ...]], int | None]] = {}
 

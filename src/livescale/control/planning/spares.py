@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.planning.planning import Planning
-from livescale.control.state.config import ControllerConfig
-from livescale.control.state.fleet import Fleet
 from livescale.control.state.holdings import Copy
 from livescale.control.state.idle_workers import WorkerRecord
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import ModelState
-from livescale.control.state.pool import ParameterPool
 from livescale.messages.commands import AnyCommand, DropHolding
 from livescale.values.types import WorkerRef
 
@@ -39,12 +37,10 @@ class _Room:
 class Spares:
     """Which copies are kept, which are used again, and which give way. Orders only drops."""
 
-    def __init__(
-        self, config: ControllerConfig, fleet: Fleet, pool: ParameterPool, planning: Planning
-    ) -> None:
-        self._keeping = config.warm_spares
-        self._fleet = fleet
-        self._pool = pool
+    def __init__(self, known: Knowledge, planning: Planning) -> None:
+        self._keeping = known.config.warm_spares
+        self._fleet = known.fleet
+        self._pool = known.pool
         self._planning = planning
 
     def keeps(self, instance: Instance) -> bool:

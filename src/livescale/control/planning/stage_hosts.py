@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.planning.spares import Spares
 from livescale.control.stages.stage_placement import (
@@ -18,10 +19,7 @@ from livescale.control.stages.stage_placement import (
     place,
     place_spread,
 )
-from livescale.control.state.config import ControllerConfig
-from livescale.control.state.fleet import Fleet
 from livescale.control.state.model_state import ModelState
-from livescale.control.state.pool import ParameterPool
 from livescale.values.types import InstanceState, WorkerRef
 
 _PLACES = {"quart": place, "spread": place_spread}
@@ -30,17 +28,10 @@ _PLACES = {"quart": place, "spread": place_spread}
 class StageHosts:
     """Chooses workers for new instances of stages, if `ControllerConfig.stage_placement` does."""
 
-    def __init__(
-        self,
-        config: ControllerConfig,
-        fleet: Fleet,
-        pool: ParameterPool,
-        planning: Planning,
-        spares: Spares,
-    ) -> None:
-        self._place = _PLACES.get(config.stage_placement)
-        self._fleet = fleet
-        self._pool = pool
+    def __init__(self, known: Knowledge, planning: Planning, spares: Spares) -> None:
+        self._place = _PLACES.get(known.config.stage_placement)
+        self._fleet = known.fleet
+        self._pool = known.pool
         self._planning = planning
         self._spares = spares
         #: of this step, by number of the model: stages that grow and have no workers yet

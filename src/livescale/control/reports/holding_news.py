@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from livescale.control.planning.guests import Guests
 from livescale.control.planning.host_copies import HostCopies
-from livescale.control.planning.loads import Loads
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.planning.planning import Planning
-from livescale.control.requests.router import Router
-from livescale.control.state.fleet import Fleet
 from livescale.control.state.holdings import Copy
 from livescale.control.state.instance import Instance
-from livescale.control.state.model_state import ModelState
-from livescale.control.state.pool import ParameterPool
 from livescale.control.together.team_duties import Teams
 from livescale.messages.events import (
     FirstByteArrived,
@@ -34,21 +28,17 @@ class HoldingNews:
 
     def __init__(
         self,
-        states: Mapping[str, ModelState],
-        fleet: Fleet,
-        pool: ParameterPool,
-        router: Router,
-        loads: Loads,
+        known: Knowledge,
         planning: Planning,
         host_copies: HostCopies,
         guests: Guests,
         teams: Teams,
     ) -> None:
-        self._states = states
-        self._fleet = fleet
-        self._pool = pool
-        self._router = router
-        self._loads = loads
+        self._states = known.models
+        self._fleet = known.fleet
+        self._pool = known.pool
+        self._router = known.router
+        self._loads = known.loads
         self._planning = planning
         self._host_copies = host_copies
         self._guests = guests

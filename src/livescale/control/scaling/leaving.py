@@ -4,14 +4,9 @@ they may go when nothing is lost with them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.planning.planning import Planning
-from livescale.control.requests.router import Router
-from livescale.control.state.fleet import Fleet
 from livescale.control.state.holdings import Copy
-from livescale.control.state.model_state import ModelState
-from livescale.control.state.pool import ParameterPool
 from livescale.control.together.pairing import Pairings
 from livescale.messages.commands import Drain, ScaleDecided
 from livescale.messages.events import MembersLeave
@@ -21,21 +16,13 @@ from livescale.values.types import WorkerRef
 class Leaving:
     """Who leaves stands in the fleet, so that nothing is placed there."""
 
-    def __init__(
-        self,
-        states: Mapping[str, ModelState],
-        fleet: Fleet,
-        pool: ParameterPool,
-        planning: Planning,
-        pairings: Pairings,
-        router: Router,
-    ) -> None:
-        self._states = states
-        self._fleet = fleet
-        self._pool = pool
+    def __init__(self, known: Knowledge, planning: Planning, pairings: Pairings) -> None:
+        self._states = known.models
+        self._fleet = known.fleet
+        self._pool = known.pool
         self._planning = planning
         self._pairings = pairings
-        self._router = router
+        self._router = known.router
 
     def members_leave(self, event: MembersLeave, _now_ns: int) -> bool:
         """False if none of them is there, or all are known to leave."""

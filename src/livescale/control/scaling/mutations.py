@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.planning.spares import Spares
 from livescale.control.scaling.wishes import Wish
-from livescale.control.state.config import ControllerConfig
-from livescale.control.state.fleet import Fleet
 from livescale.control.state.instance import Instance
 from livescale.control.together.pairing import Pairings
 from livescale.control.together.roles import Roles
@@ -27,16 +26,9 @@ _REASON = "mutation"
 class Mutations:
     """Moves instances between the parts of a model."""
 
-    def __init__(
-        self,
-        config: ControllerConfig,
-        fleet: Fleet,
-        roles: Roles,
-        pairings: Pairings,
-        spares: Spares,
-    ) -> None:
-        self._is_mutating = config.mutations
-        self._fleet = fleet
+    def __init__(self, known: Knowledge, roles: Roles, pairings: Pairings, spares: Spares) -> None:
+        self._is_mutating = known.config.mutations
+        self._fleet = known.fleet
         self._roles = roles
         self._pairings = pairings
         self._spares = spares

@@ -10,20 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from livescale.control.planning.host_copies import HostCopies
-from livescale.control.planning.loads import Loads
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.planning.spares import Spares
 from livescale.control.planning.stage_hosts import StageHosts
-from livescale.control.requests.router import Router
 from livescale.control.scaling.mutations import Mutations
 from livescale.control.scaling.starts import Starts
 from livescale.control.scaling.team_plans import TeamPlans
 from livescale.control.scaling.wishes import Wish, Wishes
-from livescale.control.state.config import ControllerConfig
-from livescale.control.state.fleet import Fleet
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import ModelState, PartState
-from livescale.control.state.pool import ParameterPool
 from livescale.control.together.pairing import Pairings
 from livescale.control.together.roles import Roles
 from livescale.messages.commands import (
@@ -45,32 +41,27 @@ class Scaling:
 
     def __init__(
         self,
-        config: ControllerConfig,
-        fleet: Fleet,
-        pool: ParameterPool,
-        router: Router,
-        loads: Loads,
+        known: Knowledge,
         planning: Planning,
         host_copies: HostCopies,
-        spares: Spares,
         pairings: Pairings,
         roles: Roles,
         wishes: Wishes,
     ) -> None:
-        self._config = config
-        self._fleet = fleet
-        self._pool = pool
-        self._router = router
-        self._loads = loads
+        self._config = known.config
+        self._fleet = known.fleet
+        self._pool = known.pool
+        self._router = known.router
+        self._loads = known.loads
         self._planning = planning
         self._host_copies = host_copies
-        self._spares = spares
-        self._starts = Starts(config, fleet, pool, loads, planning, spares, pairings)
-        self._stage_hosts = StageHosts(config, fleet, pool, planning, spares)
         self._pairings = pairings
-        self._mutations = Mutations(config, fleet, roles, pairings, spares)
         self._wishes = wishes
-        self._team_plans = TeamPlans(config, fleet, router, planning, pairings)
+        self._spares = Spares(known, planning)
+        self._starts = Starts(known, planning, self._spares, pairings)
+        self._stage_hosts = StageHosts(known, planning, self._spares)
+        self._mutations = Mutations(known, roles, pairings, self._spares)
+        self._team_plans = TeamPlans(known, planning, pairings)
         #: of fleet and pool, and how many workers there were, when nothing was to be loaded ahead
         self._nothing_ahead = (-1, -1, -1)
         #: workers that growing models would take and that no model gives up, by the last decision

@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from livescale.control.planning.loads import Loads
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.planning.spares import Spares
-from livescale.control.state.config import ControllerConfig
-from livescale.control.state.fleet import Fleet
 from livescale.control.state.holdings import Copy, Holding
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import PartState
-from livescale.control.state.pool import ParameterPool
 from livescale.control.together.pairing import Pairings
 from livescale.messages.commands import AnyCommand, Paired, PlanMade, StartHolding
 from livescale.messages.scale_plan import ScalePlan
@@ -26,19 +23,12 @@ class Starts:
     """Adds instances to fleet and pool, and orders what makes them."""
 
     def __init__(
-        self,
-        config: ControllerConfig,
-        fleet: Fleet,
-        pool: ParameterPool,
-        loads: Loads,
-        planning: Planning,
-        spares: Spares,
-        pairings: Pairings,
+        self, known: Knowledge, planning: Planning, spares: Spares, pairings: Pairings
     ) -> None:
-        self._config = config
-        self._fleet = fleet
-        self._pool = pool
-        self._loads = loads
+        self._config = known.config
+        self._fleet = known.fleet
+        self._pool = known.pool
+        self._loads = known.loads
         self._planning = planning
         self._spares = spares
         self._pairings = pairings

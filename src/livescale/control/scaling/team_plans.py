@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.requests import live_costs as costs
-from livescale.control.requests.router import Router
-from livescale.control.state.config import ControllerConfig
-from livescale.control.state.fleet import Fleet
 from livescale.control.state.model_state import PartState
 from livescale.control.together.pairing import Pairings
 from livescale.control.together.team_duties import sub_groups, upstreams_of
@@ -100,17 +98,10 @@ def teams_of(plan: ScalePlan, strategy: str, model: TeamModel) -> list[tuple[int
 class TeamPlans:
     """Makes the plans of new instances where teams are on."""
 
-    def __init__(
-        self,
-        config: ControllerConfig,
-        fleet: Fleet,
-        router: Router,
-        planning: Planning,
-        pairings: Pairings,
-    ) -> None:
-        self._config = config
-        self._fleet = fleet
-        self._router = router
+    def __init__(self, known: Knowledge, planning: Planning, pairings: Pairings) -> None:
+        self._config = known.config
+        self._fleet = known.fleet
+        self._router = known.router
         self._planning = planning
         self._pairings = pairings
 

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.policy.load_snapshot import LoadSnapshot, Suggestion
-from livescale.control.requests.router import Router
 from livescale.control.scaling.stage_lines import StageLines
-from livescale.control.state.fleet import Fleet
 from livescale.control.state.model_state import ModelState, PartState
-from livescale.control.state.pool import ParameterPool
 from livescale.messages.commands import ScaleDecided
 from livescale.values.stages import stage_name
 from livescale.values.types import Part
@@ -75,14 +73,12 @@ class Wish:
 class Wishes:
     """Each part's wish as of the last time that something of the part changed."""
 
-    def __init__(
-        self, fleet: Fleet, pool: ParameterPool, router: Router, planning: Planning
-    ) -> None:
-        self._fleet = fleet
-        self._pool = pool
+    def __init__(self, known: Knowledge, planning: Planning) -> None:
+        self._fleet = known.fleet
+        self._pool = known.pool
         self._planning = planning
-        self._router = router
-        self.lines = StageLines(fleet, router, pool.schedule)
+        self._router = known.router
+        self.lines = StageLines(known.fleet, known.router, known.pool.schedule)
         self._wishes: dict[Part, Wish] = {}
         #: models that were looked at
         self._known: dict[str, None] = {}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from livescale.control.planning.host_copies import HostCopies
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.scaling.wishes import Wishes
-from livescale.control.state.fleet import Fleet
 from livescale.control.state.model_state import ModelState
-from livescale.control.state.pool import ParameterPool
 from livescale.messages.commands import ModelGone
 from livescale.messages.events import ModelRemoved
 
@@ -16,17 +15,11 @@ class Withdrawals:
     """Which models leave the pool. Those that are gone leave the `states`, too."""
 
     def __init__(
-        self,
-        states: dict[str, ModelState],
-        fleet: Fleet,
-        pool: ParameterPool,
-        planning: Planning,
-        wishes: Wishes,
-        host_copies: HostCopies,
+        self, known: Knowledge, planning: Planning, wishes: Wishes, host_copies: HostCopies
     ) -> None:
-        self._states = states
-        self._fleet = fleet
-        self._pool = pool
+        self._states = known.models
+        self._fleet = known.fleet
+        self._pool = known.pool
         self._planning = planning
         self._wishes = wishes
         self._host_copies = host_copies

@@ -8,15 +8,11 @@ they have.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.planning.planning import Planning
-from livescale.control.state.config import ControllerConfig
-from livescale.control.state.fleet import Fleet
 from livescale.control.state.instance import Instance
-from livescale.control.state.model_state import ModelState
 from livescale.control.together.pairing import Pairings
 from livescale.messages.commands import ChangeDuty
 from livescale.values.routes import Taker
@@ -29,17 +25,10 @@ _PS_PER_S = 1_000_000_000_000
 class Drains:
     """Keeps the duties of instances that drain, or did."""
 
-    def __init__(
-        self,
-        config: ControllerConfig,
-        states: Mapping[str, ModelState],
-        fleet: Fleet,
-        planning: Planning,
-        pairings: Pairings,
-    ) -> None:
-        self._is_moving = config.drain == "move"
-        self._states = states
-        self._fleet = fleet
+    def __init__(self, known: Knowledge, planning: Planning, pairings: Pairings) -> None:
+        self._is_moving = known.config.drain == "move"
+        self._states = known.models
+        self._fleet = known.fleet
         self._planning = planning
         self._pairings = pairings
         #: of the fleet, when duties were last compared with it

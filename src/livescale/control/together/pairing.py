@@ -11,11 +11,10 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from livescale.control.multicast.planner import free_uplinks
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.requests import live_costs as costs
-from livescale.control.requests.router import Router
 from livescale.control.state.config import ControllerConfig, PairRule
-from livescale.control.state.fleet import Fleet
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import PartState
 from livescale.messages.commands import ChangeDuty
@@ -192,12 +191,10 @@ def _hops(plan: ScalePlan) -> dict[WorkerRef, int]:
 class Pairings:
     """The live pairs of all models. Reads fleet, router and links; changes none."""
 
-    def __init__(
-        self, config: ControllerConfig, fleet: Fleet, router: Router, planning: Planning
-    ) -> None:
-        self._config = config
-        self._fleet = fleet
-        self._router = router
+    def __init__(self, known: Knowledge, planning: Planning) -> None:
+        self._config = known.config
+        self._fleet = known.fleet
+        self._router = known.router
         self._planning = planning
         #: of the fleet, when duties were last compared with it
         self._version = -1

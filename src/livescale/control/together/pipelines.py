@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from livescale.control.state.config import ControllerConfig
-from livescale.control.state.fleet import Fleet
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import ModelState, PartState
 from livescale.messages.commands import ChangeDuty
@@ -57,12 +56,10 @@ def _least(counts: Mapping[InstanceId, int]) -> InstanceId:
 class Pipelines:
     """Forms and ends them. Reads the fleet and changes duties."""
 
-    def __init__(
-        self, config: ControllerConfig, states: Mapping[str, ModelState], fleet: Fleet
-    ) -> None:
-        self._states = states
-        self._fleet = fleet
-        self._number = config.epoch * _PIPELINES_MAX
+    def __init__(self, known: Knowledge) -> None:
+        self._states = known.models
+        self._fleet = known.fleet
+        self._number = known.config.epoch * _PIPELINES_MAX
         self._version = -1
         #: pipelines whose leaders have lost a member that may be there
         self._broken: dict[int, None] = {}

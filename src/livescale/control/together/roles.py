@@ -8,12 +8,9 @@ load (mutation, BlitzScale §5.4).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
-from livescale.control.requests.router import Router
-from livescale.control.state.fleet import Fleet
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import ModelState, PartState
 from livescale.control.together.pairing import Pairings
@@ -28,16 +25,10 @@ _DECODES_AT_MAX = 16
 class Roles:
     """Keeps the duties of instances that have a role, and says where requests of such models go."""
 
-    def __init__(
-        self,
-        states: Mapping[str, ModelState],
-        fleet: Fleet,
-        router: Router,
-        pairings: Pairings,
-    ) -> None:
-        self._states = states
-        self._fleet = fleet
-        self._router = router
+    def __init__(self, known: Knowledge, pairings: Pairings) -> None:
+        self._states = known.models
+        self._fleet = known.fleet
+        self._router = known.router
         self._pairings = pairings
         #: of the fleet, when duties were last compared with it
         self._version = -1

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from livescale.control.planning.knowledge import Knowledge
 from livescale.control.planning.planning import Planning
-from livescale.control.state.config import ControllerConfig
-from livescale.control.state.fleet import Fleet
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import ModelState, PartState
 from livescale.control.together.team_spans import Loading, TeamModel
@@ -41,18 +40,12 @@ _TEAMS_MAX = 1_000_000
 class Teams:
     """Forms and ends teams. Reads the fleet and changes duties."""
 
-    def __init__(
-        self,
-        config: ControllerConfig,
-        states: Mapping[str, ModelState],
-        fleet: Fleet,
-        planning: Planning,
-    ) -> None:
-        self._strategy = config.teams
-        self._states = states
-        self._fleet = fleet
+    def __init__(self, known: Knowledge, planning: Planning) -> None:
+        self._strategy = known.config.teams
+        self._states = known.models
+        self._fleet = known.fleet
         self._planning = planning
-        self._number = config.epoch * _TEAMS_MAX
+        self._number = known.config.epoch * _TEAMS_MAX
         #: parts of which layers have come since that was last looked at
         self._grown: dict[Part, None] = {}
         self._version = -1

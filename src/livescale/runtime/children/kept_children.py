@@ -9,35 +9,40 @@ import contextlib
 import logging
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from livescale.config.pool import PoolConfig
 from livescale.runtime.children.pool_process import Child, watch_children
 from livescale.runtime.children.restarts import Restarts, give_up_reason
+from livescale.runtime.wire.boot import Status
 from livescale.runtime.wire.news import News
 
 _log = logging.getLogger(__name__)
 
 
-class KeptChildren:
-    """`peers` are all that can do the work of a child; `was_ready` says whether all of it was ready
-    once; `failed` is called with the reason when a child is not started again."""
+@dataclass(frozen=True, slots=True)
+class ChildCare:
+    """What their owner has to do with children. `heed` gets every word of a child; `peers` are all
+    that can do the work of a child; `was_ready` says whether all of it was ready once; `failed` is
+    called with the reason when a child is not started again."""
 
-    def __init__(
-        self,
-        config: PoolConfig,
-        children: Sequence[Child],
-        *,
-        peers: Callable[[Child], list[Restarts]],
-        was_ready: Callable[[], bool],
-        tell: Callable[[News], None],
-        failed: Callable[[str], None],
-    ) -> None:
+    heed: Callable[[Child, Status], None]
+    peers: Callable[[Child], list[Restarts]]
+    was_ready: Callable[[], bool]
+    tell: Callable[[News], None]
+    failed: Callable[[str], None]
+
+
+class KeptChildren:
+    """Those of one owner."""
+
+    def __init__(self, config: PoolConfig, children: Sequence[Child], care: ChildCare) -> None:
         self.children = list(children)
         self._config = config
-        self._peers = peers
-        self._was_ready = was_ready
-        self._tell = tell
-        self._failed = failed
+        self._care = care
+        for child in self.children:
+            child.heed = partial(care.heed, child)
         self._stopping = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
         self._keeping: list[asyncio.Task[None]] = []
@@ -98,11 +103,11 @@ class KeptChildren:
             await child.watch()
             if self._stopping.is_set():
                 return
-            reason = give_up_reason(child.restarts, self._peers(child), self._was_ready())
+            reason = give_up_reason(child.restarts, self._care.peers(child), self._care.was_ready())
             if reason is not None:
-                self._failed(reason)
+                self._care.failed(reason)
                 return
-            self._tell(_end_in_words(child))
+            self._care.tell(_end_in_words(child))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), child.restarts.pause_s)
             if self._stopping.is_set():

@@ -25,7 +25,7 @@ from livescale.member.effects import DropFetch, Fetch
 from livescale.member.guest_load import GuestLoad
 from livescale.member.member import ADDRESS_SPACES, Member
 from livescale.messages.events import AnyEvent
-from livescale.runtime.join.head_talk import HeadTalk
+from livescale.runtime.join.head_talk import HeadAccess, HeadTalk
 from livescale.runtime.layout.pool_layout import joined_seat
 from livescale.runtime.member_process.member_process import (
     MemberSocket,
@@ -85,13 +85,12 @@ class Guest:
     ) -> None:
         self._head = head
         self._secret = secret
-        self._tls = tls
         self._as = guest_as
         self._clock_ns = time.time_ns()
         self._load = _SharedLoad(guest_as.model)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="guest", daemon=True)
-        self._talk = HeadTalk(head, secret, tls, _tell, guest_as.patience_s, Welcome)
+        self._talk = HeadTalk(HeadAccess(head, secret, tls, _tell, guest_as.patience_s), Welcome)
         self._is_leaving = asyncio.Event()
         #: how long readers have when it leaves
         self._leave_s = 0.0
@@ -137,14 +136,9 @@ class Guest:
             close_loop(self._loop)
 
     async def _stay_joined(self) -> None:
-        beside: list[asyncio.Task[None]] = []
-        if self._tls is not None:
-            beside.append(asyncio.create_task(self._tls.run()))
         try:
             await self._talk.run(self._hello, self._stay, self._is_leaving.is_set)
         finally:
-            for task in beside:
-                task.cancel()
             if self._member is not None:
                 await asyncio.to_thread(self._member.end)
 

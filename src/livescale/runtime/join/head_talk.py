@@ -11,9 +11,9 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from livescale.common.addresses import address_text
 from livescale.common.errors import UserError
 from livescale.config.pool import PoolConfig
 from livescale.member.fence import Fence
@@ -30,7 +30,7 @@ from livescale.runtime.wire.joining import (
     RevokedMembers,
     Welcome,
 )
-from livescale.runtime.wire.news import News, PoolProgress
+from livescale.runtime.wire.news import News, PoolProgress, log_news
 from livescale.runtime.wire.protocol import Address, Refused, ToHost
 from livescale.runtime.wire.wire_channel import Wire, open_wire
 
@@ -49,26 +49,26 @@ class JoinError(UserError):
     exit_status = 2
 
 
+@dataclass(frozen=True, slots=True)
+class HeadAccess:
+    """Where the head is, what opens its door (`tls`: own certificate, in a pool that has them), how
+    long it may be out of reach before this side has joined, and who is told of that."""
+
+    head: Address
+    secret: str
+    tls: Credentials | None = None
+    tell: Callable[[News | PoolProgress], None] = log_news
+    patience_s: float = 60.0
+
+
 class HeadTalk(Generic[AnyWelcome]):
     """`run` until this side is to end."""
 
-    def __init__(
-        self,
-        head: Address,
-        secret: str,
-        tls: Credentials | None,
-        tell: Callable[[News | PoolProgress], None],
-        patience_s: float,
-        kind: type[AnyWelcome],
-    ) -> None:
-        """`patience_s` is how long a head may be out of reach before this side has joined; the
-        head welcomes it by a message of this `kind`."""
-        self._head = head
-        self._secret = secret
-        self._tls = tls
-        self._tell = tell
+    def __init__(self, access: HeadAccess, kind: type[AnyWelcome]) -> None:
+        """The head welcomes this side by a message of this `kind`."""
+        self._access = access
         self._kind: type[AnyWelcome] = kind
-        self._patience = _Patience(head, patience_s, tell)
+        self._patience = _Patience(access)
         self._fence = Fence()
         self._trials = -1
         #: of the pool that was joined (None: none was yet)
@@ -83,15 +83,41 @@ class HeadTalk(Generic[AnyWelcome]):
         """Present this side by `hello`; `stay` holds the wire of a head that has welcomed it, and
         says in the end whether all is over. Raises JoinError where the head cannot be reached,
         refuses this side, or is none."""
+        tls = self._access.tls
+        watching = None if tls is None else asyncio.create_task(tls.run())
+        try:
+            await self._talk(hello, stay, is_leaving)
+        finally:
+            if watching is not None:
+                watching.cancel()
+
+    async def until_farewell(self, wire: Wire[ToHost]) -> bool:
+        """Whether the controller lets this side go, or the wire ends without a word. After the
+        former it stays open: as long as it is, this side is there."""
+        while (message := await wire.receive()) is not None:
+            if isinstance(message, Farewell):
+                return True
+            if isinstance(message, RevokedMembers) and self._access.tls is not None:
+                self._access.tls.keep(message.listed)
+        return False
+
+    # -- helpers, in the order used -------------------------------------------------------------
+
+    async def _talk(
+        self,
+        hello: Callable[[], HostHello | GatewayJoins],
+        stay: Callable[[Wire[ToHost], AnyWelcome], Awaitable[bool]],
+        is_leaving: Callable[[], bool],
+    ) -> None:
         patience = self._patience
         while not is_leaving():
             try:
                 wire: Wire[ToHost] = await open_wire(
                     self._next_head(),
                     ToHost,
-                    secret=self._secret,
+                    secret=self._access.secret,
                     door=CONTROLLER_DOOR,
-                    tls=self._tls,
+                    tls=self._access.tls,
                 )
                 answer = await self._present(wire, hello())
             except OutcastError as error:
@@ -115,7 +141,7 @@ class HeadTalk(Generic[AnyWelcome]):
                 self._pool = answer.pool
                 if await _while_beating(wire, answer.pool.lost_after_ms, stay(wire, answer)):
                     return
-                self._tell(
+                self._access.tell(
                     News(
                         f"the controller is disconnected ({wire.error}); connecting again",
                         is_problem=True,
@@ -123,25 +149,13 @@ class HeadTalk(Generic[AnyWelcome]):
                 )
                 patience.begin()
 
-    async def until_farewell(self, wire: Wire[ToHost]) -> bool:
-        """Whether the controller lets this side go, or the wire ends without a word. After the
-        former it stays open: as long as it is, this side is there."""
-        while (message := await wire.receive()) is not None:
-            if isinstance(message, Farewell):
-                return True
-            if isinstance(message, RevokedMembers) and self._tls is not None:
-                self._tls.keep(message.listed)
-        return False
-
-    # -- helpers, in the order used -------------------------------------------------------------
-
     def _next_head(self) -> Address:
         """One head after the other: one of them acts."""
         others: tuple[Address, ...] = ()
         if self._pool is not None:
-            others = other_heads(self._pool, self._head)
+            others = other_heads(self._pool, self._access.head)
         self._trials += 1
-        return (self._head, *others)[self._trials % (1 + len(others))]
+        return (self._access.head, *others)[self._trials % (1 + len(others))]
 
     async def _present(
         self, wire: Wire[ToHost], hello: HostHello | GatewayJoins
@@ -158,7 +172,7 @@ class HeadTalk(Generic[AnyWelcome]):
         raise ConnectionError(wire.error or "the controller sent no answer")
 
     def __repr__(self) -> str:
-        return f"<HeadTalk with {address_text(self._head.host, self._head.port)}>"
+        return f"<HeadTalk with {self._access.head}>"
 
 
 def way_to(head: tuple[str, int]) -> str:
@@ -203,12 +217,10 @@ async def _in_time(meeting: Awaitable[ControllerEpoch | None]) -> ControllerEpoc
 class _Patience:
     """How long a head may be out of reach: for ever once this side has joined."""
 
-    def __init__(
-        self, head: Address, patience_s: float, tell: Callable[[News | PoolProgress], None]
-    ) -> None:
-        self._head = address_text(head.host, head.port)
-        self._patience_s = patience_s
-        self._tell = tell
+    def __init__(self, access: HeadAccess) -> None:
+        self._head = str(access.head)
+        self._patience_s = access.patience_s
+        self._tell = access.tell
         self.begin()
 
     def begin(self) -> None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -22,9 +21,9 @@ from livescale.common.errors import UserError
 from livescale.config.pool import PoolConfig
 from livescale.gateway.http.https import check_https
 from livescale.gateway.http.pages import page_origins
-from livescale.runtime.children.kept_children import KeptChildren
+from livescale.runtime.children.kept_children import ChildCare, KeptChildren
 from livescale.runtime.children.pool_process import Child
-from livescale.runtime.join.head_talk import HeadTalk, JoinError
+from livescale.runtime.join.head_talk import HeadAccess, HeadTalk, JoinError
 from livescale.runtime.supervisor.child_boots import other_heads
 from livescale.runtime.supervisor.host_supervisor import STOP_TIMEOUT_S
 from livescale.runtime.supervisor.key_watch import KeyWatch
@@ -32,12 +31,9 @@ from livescale.runtime.supervisor.own_gateways import OwnGateways, with_share_of
 from livescale.runtime.supervisor.pool_directory import PoolDirectory
 from livescale.runtime.wire.boot import GatewayBoot, Status
 from livescale.runtime.wire.joining import Farewell, GatewayJoins, GatewayWelcome
-from livescale.runtime.wire.news import News, PoolProgress
-from livescale.runtime.wire.protocol import Address, Catalog, ToHost
+from livescale.runtime.wire.news import News
+from livescale.runtime.wire.protocol import Catalog, ToHost
 from livescale.runtime.wire.wire_channel import Wire
-
-if TYPE_CHECKING:
-    from livescale.common.credentials import Credentials
 
 
 class JoinedGateway:
@@ -45,33 +41,26 @@ class JoinedGateway:
 
     def __init__(
         self,
-        head: Address,
-        secret: str,
+        access: HeadAccess,
         name: str,
         settings: PoolConfig,
         own: Mapping[str, Any],
         environ: Mapping[str, str],
-        tell: Callable[[News | PoolProgress], None],
-        *,
-        patience_s: float = 60.0,
-        tls: Credentials | None = None,
     ) -> None:
         """`own` are the settings of this machine, which replace the pool's here, and `settings`
         has them. Raises ConfigError for what is wrong on this machine alone."""
         check_https(settings.ssl_certfile, settings.ssl_keyfile)
         page_origins(settings.cors_origins)
         self._keys = KeyWatch(settings, environ)
-        self._gateways = OwnGateways(settings, tell)
+        self._gateways = OwnGateways(settings, access.tell)
         self._is_https = settings.ssl_certfile is not None
-        self._head = head
-        self._secret = secret
+        self._access = access
         self._name = name
         self._own = own
-        self._tell = tell
-        self._tls = tls
+        self._tell = access.tell
         self._start = secrets.token_hex(4)
         self._directory = PoolDirectory()
-        self._talk = HeadTalk(head, secret, tls, tell, patience_s, GatewayWelcome)
+        self._talk = HeadTalk(access, GatewayWelcome)
         self._is_leaving = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         #: what the gateways were started with, and their processes (None: not started yet)
@@ -89,14 +78,11 @@ class JoinedGateway:
     async def run(self) -> None:
         """Raises JoinError where the head cannot be reached, refuses this gateway, or is none, and
         UserError where the gateway's process cannot run."""
-        beside = [asyncio.create_task(self._watch_keys())]
-        if self._tls is not None:
-            beside.append(asyncio.create_task(self._tls.run()))
+        watching = asyncio.create_task(self._watch_keys())
         try:
             await self._talk.run(self._hello, self._stay, self._is_leaving.is_set)
         finally:
-            for task in beside:
-                task.cancel()
+            watching.cancel()
             self._gateways.port.close()
             self.kill()
             self._directory.remove()
@@ -157,16 +143,14 @@ class JoinedGateway:
         self._config = config
         self._gateways.make(self._boot)
         children = self._gateways.children
-        for child in children:
-            child.heed = partial(self._heed, child)
-        self._kept = KeptChildren(
-            config,
-            children,
+        care = ChildCare(
+            heed=self._heed,
             peers=lambda _: [child.restarts for child in children],
             was_ready=lambda: self._was_ready,
             tell=self._tell,
             failed=self._fail,
         )
+        self._kept = KeptChildren(config, children, care)
         await self._kept.start()
 
     def _check_keys(self, welcome: GatewayWelcome) -> None:
@@ -185,13 +169,13 @@ class JoinedGateway:
         assert self._config is not None
         self._lives += 1
         return GatewayBoot(
-            secret=self._secret,
+            secret=self._access.secret,
             gateway=f"{self._start}g{self._lives}",
             # Clients wait in the listening socket until the models' files are here.
             is_successor=True,
             listen_fd=self._gateways.port.fileno(number),
-            controller=self._head,
-            other_controllers=other_heads(self._config, self._head),
+            controller=self._access.head,
+            other_controllers=other_heads(self._config, self._access.head),
             pool=with_share_of_line(self._config, number),
             catalog=Catalog(()),
             key_digests=self._keys.digests.api,
@@ -232,4 +216,4 @@ class JoinedGateway:
                 child.tell(digests)
 
     def __repr__(self) -> str:
-        return f"<JoinedGateway {self._name} at {address_text(self._head.host, self._head.port)}>"
+        return f"<JoinedGateway {self._name} at {self._access.head}>"

@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from livescale import __version__
-from livescale.common.addresses import address_text
 from livescale.common.errors import UserError
 from livescale.config.pool import PoolConfig
+from livescale.runtime.children.kept_children import ChildCare
 from livescale.runtime.children.pool_process import Child
 from livescale.runtime.children.restarts import Restarts
-from livescale.runtime.join.head_talk import HeadTalk
+from livescale.runtime.join.head_talk import HeadAccess, HeadTalk
 from livescale.runtime.layout.pool_layout import PoolLayout, joined_seat
 from livescale.runtime.layout.vllm_python import check_vllm
 from livescale.runtime.models.catalog import latency, with_host_memory
@@ -31,25 +31,20 @@ from livescale.runtime.supervisor.pool_directory import PoolDirectory
 from livescale.runtime.wire.boot import Status
 from livescale.runtime.wire.joining import Farewell, HostHello, Welcome
 from livescale.runtime.wire.news import News, PoolProgress
-from livescale.runtime.wire.protocol import Address, ToHost
+from livescale.runtime.wire.protocol import ToHost
 from livescale.runtime.wire.wire_channel import Wire
 from livescale.values.types import Value
-
-if TYPE_CHECKING:
-    from livescale.common.credentials import Credentials
 
 
 class JoinedAs(Value, frozen=True):
     """What the machine brings: a name, the address that others reach it at, and `settings` of its
     own, which replace the pool's here. With `reads_files` the models' directories are where the
-    head has them. `patience_s` is how long a head may be out of reach before
-    the machine has joined. It hangs on the leaf switch `rack` (empty: as the pool says)."""
+    head has them. It hangs on the leaf switch `rack` (empty: as the pool says)."""
 
     name: str
     address: str
     workers: int
     settings: dict[str, str | int | None] = msgspec.field(default_factory=dict)
-    patience_s: float = 60.0
     reads_files: bool = False
     rack: str = ""
 
@@ -57,22 +52,13 @@ class JoinedAs(Value, frozen=True):
 class JoinedHost:
     """`run` until the pool ends, or `leave` or `kill` was called."""
 
-    def __init__(
-        self,
-        head: Address,
-        secret: str,
-        joined_as: JoinedAs,
-        tell: Callable[[News | PoolProgress], None],
-        tls: Credentials | None = None,
-    ) -> None:
-        self._head = head
-        self._secret = secret
-        self._tls = tls
+    def __init__(self, access: HeadAccess, joined_as: JoinedAs) -> None:
+        self._access = access
         self._as = joined_as
-        self._tell = tell
+        self._tell = access.tell
         self._clock_ns = time.time_ns()
         self._directory = PoolDirectory()
-        self._talk = HeadTalk(head, secret, tls, tell, joined_as.patience_s, Welcome)
+        self._talk = HeadTalk(access, Welcome)
         self._welcome: Welcome | None = None
         self._running: _RunningHost | None = None
         self._wire: Wire[ToHost] | None = None
@@ -81,14 +67,9 @@ class JoinedHost:
     async def run(self) -> None:
         """Raises JoinError where the head cannot be reached, refuses this host, or is none, and
         UserError where the host's processes cannot run."""
-        beside: list[asyncio.Task[None]] = []
-        if self._tls is not None:
-            beside.append(asyncio.create_task(self._tls.run()))
         try:
             await self._talk.run(self._hello, self._stay, self._is_leaving.is_set)
         finally:
-            for task in beside:
-                task.cancel()
             if self._running is not None:
                 await self._running.end()
             self._directory.remove()
@@ -136,7 +117,7 @@ class JoinedHost:
         self._running = _RunningHost(self._supervisor_of(welcome), self._tell)
         await self._running.start()
 
-    def _supervisor_of(self, welcome: Welcome) -> Callable[[dict[str, Any]], HostSupervisor]:
+    def _supervisor_of(self, welcome: Welcome) -> Callable[[ChildCare], HostSupervisor]:
         """What makes the host's supervisor, given who cares for its children. Raises UserError for
         settings that do not fit this machine."""
         own = {**self._as.settings, "workers": self._as.workers, "hosts": 1}
@@ -152,9 +133,12 @@ class JoinedHost:
             interface_bytes_per_s=own_rate(config, self._as.address, self._tell),
         )
         seat = with_host_memory(PoolLayout((seat,)), config, sizes).hosts[0]
-        boots = MemberBoots(config, self._secret, self._head, self._directory.path, latency(config))
+        access = self._access
+        boots = MemberBoots(
+            config, access.secret, access.head, self._directory.path, latency(config)
+        )
         forks = fork_server(config, seat.prefix)
-        return lambda cares: HostSupervisor(config, seat, welcome.numbers, boots, forks, **cares)
+        return lambda care: HostSupervisor(config, seat, welcome.numbers, boots, forks, care)
 
     async def _stay(self, wire: Wire[ToHost], welcome: Welcome) -> bool:
         """Until the wire ends; True if this host is to end. Raises UserError where its processes
@@ -188,7 +172,7 @@ class JoinedHost:
         await asyncio.sleep(timeout_s)
 
     def __repr__(self) -> str:
-        return f"<JoinedHost {self._as.name} at {address_text(self._head.host, self._head.port)}>"
+        return f"<JoinedHost {self._as.name} at {self._access.head}>"
 
 
 class _RunningHost:
@@ -196,7 +180,7 @@ class _RunningHost:
 
     def __init__(
         self,
-        make: Callable[[dict[str, Any]], HostSupervisor],
+        make: Callable[[ChildCare], HostSupervisor],
         tell: Callable[[News | PoolProgress], None],
     ) -> None:
         self._tell = tell
@@ -204,13 +188,7 @@ class _RunningHost:
         self._began_s = time.monotonic()
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.supervisor = make(
-            {
-                "heed": self._heed,
-                "peers": self._peers,
-                "was_ready": lambda: self._was_ready,
-                "tell": tell,
-                "failed": self._fail,
-            }
+            ChildCare(self._heed, self._peers, lambda: self._was_ready, tell, self._fail)
         )
 
     async def start(self) -> None:

@@ -11,9 +11,9 @@ import asyncio
 import ray
 from ray.util import get_node_ip_address
 
+from livescale.runtime.join.head_talk import HeadAccess
 from livescale.runtime.join.joined_host import JoinedAs, JoinedHost
 from livescale.runtime.wire.doors import open_credentials
-from livescale.runtime.wire.news import log_news
 from livescale.runtime.wire.protocol import Address
 from livescale.runtime.wire.token import JoinToken, check_authority
 from livescale.values.types import Value
@@ -80,7 +80,7 @@ class HostActor:
                 {"tls_dir": order.tls_dir},
                 rack=await asyncio.to_thread(own_label, order.rack_label),
             )
-            self._host = JoinedHost(order.head, order.token.secret, joined_as, log_news, tls)
+            self._host = JoinedHost(HeadAccess(order.head, order.token.secret, tls), joined_as)
             try:
                 await self._host.run()
             finally:

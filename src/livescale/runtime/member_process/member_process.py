@@ -26,8 +26,10 @@ from livescale.runtime.wire.boot import (
 from livescale.runtime.wire.doors import open_credentials
 from livescale.runtime.wire.heartbeat import Heartbeats
 from livescale.runtime.wire.protocol import Address, Examined, Holder, MemberHello
+from livescale.transfer.links.exchange import ConnectionTerms
 from livescale.transfer.memory.arena import Arena
 from livescale.transfer.plane.data_plane import DataPlane
+from livescale.transfer.plane.options import PlaneOptions
 
 if TYPE_CHECKING:
     from livescale.transfer.formats.sealing import Protection
@@ -38,12 +40,10 @@ _log = logging.getLogger(__name__)
 def open_data_plane(boot: WorkerBoot | AgentBoot, memory: Arena) -> DataPlane:
     """The data plane of a member."""
     place, pool = boot.place, boot.pool
-    return DataPlane(
-        boot.member,
-        memory,
+    options = PlaneOptions(
         host=boot.data_host,
         host_name=host_name(place),
-        secret=boot.secret,
+        connections=ConnectionTerms(boot.secret),
         protection=_protection(boot),
         carrier=pool.carrier,
         shm_directory=Path(boot.shm_directory),
@@ -52,6 +52,7 @@ def open_data_plane(boot: WorkerBoot | AgentBoot, memory: Arena) -> DataPlane:
         parameter_share_percent=pool.parameter_share_percent,
         stall_s=pool.stall_ms / 1000,
     )
+    return DataPlane(boot.member, memory, options)
 
 
 def close_loop(loop: asyncio.AbstractEventLoop) -> None:

@@ -5,19 +5,14 @@ on another machine. One class for the hosts of `serve`, of a testbed, and for `j
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import partial
 
 from livescale.config.pool import PoolConfig
 from livescale.control.cluster.host_ledger import HostNumbers
 from livescale.runtime.children.forking import ForkServer
-from livescale.runtime.children.kept_children import KeptChildren
+from livescale.runtime.children.kept_children import ChildCare, KeptChildren
 from livescale.runtime.children.pool_process import STATUS_BYTES_MAX, Child, child_environment
-from livescale.runtime.children.restarts import Restarts
 from livescale.runtime.layout.pool_layout import HostSeat
 from livescale.runtime.supervisor.child_boots import MemberBoots
-from livescale.runtime.wire.boot import Status
-from livescale.runtime.wire.news import News
 
 STOP_TIMEOUT_S = 5.0
 """What a process has to end after SIGTERM."""
@@ -33,28 +28,14 @@ class HostSupervisor:
         numbers: HostNumbers,
         boots: MemberBoots,
         forks: ForkServer | None,
-        *,
-        heed: Callable[[Child, Status], None],
-        peers: Callable[[Child], list[Restarts]],
-        was_ready: Callable[[], bool],
-        tell: Callable[[News], None],
-        failed: Callable[[str], None],
+        care: ChildCare,
     ) -> None:
-        """With `forks` workers are forks of that server, which is its owner's to end. `heed` gets
-        every word of a child; the others are as in KeptChildren."""
+        """With `forks` workers are forks of that server, which is its owner's to end."""
         self.seat = seat
         self.numbers = numbers
         self._forks = forks
-        self._kept = KeptChildren(
-            config,
-            self._agents(boots) + self._workers(boots, config.worker_python),
-            peers=peers,
-            was_ready=was_ready,
-            tell=tell,
-            failed=failed,
-        )
-        for child in self.children:
-            child.heed = partial(heed, child)
+        children = self._agents(boots) + self._workers(boots, config.worker_python)
+        self._kept = KeptChildren(config, children, care)
 
     @property
     def children(self) -> list[Child]:

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +26,7 @@ from livescale.gateway.http.https import check_https
 from livescale.gateway.http.pages import page_origins
 from livescale.latency.models import AnyLatency
 from livescale.runtime.children.forking import ForkServer
-from livescale.runtime.children.kept_children import KeptChildren
+from livescale.runtime.children.kept_children import ChildCare, KeptChildren
 from livescale.runtime.children.pool_process import Child
 from livescale.runtime.children.restarts import Restarts
 from livescale.runtime.layout.pool_layout import PoolLayout
@@ -134,7 +133,7 @@ class Pool:
         self._known_catalog = KnownCatalog(self._boots, lambda: self._of_kind("controller"))
         #: of the hosts, per prefix
         self._fork_servers: dict[tuple[str, ...], ForkServer | None] = {}
-        self._head = KeptChildren(config, self._head_children(), **self._cares())
+        self._head = KeptChildren(config, self._head_children(), self._care())
         self._hosts = self._host_supervisors(timing)
 
     def _prepare(self, layout: PoolLayout, tell: Callable[[News | PoolProgress], None]) -> None:
@@ -169,10 +168,7 @@ class Pool:
         controller = Child("controller", "controller", self._boots.controller, control, prefix)
         controller.last_word = PoolEnds()
         self._gateways.make(self._boots.gateway, prefix)
-        children = [controller, *self._gateways.children]
-        for child in children:
-            child.heed = partial(self._heed, child)
-        return children
+        return [controller, *self._gateways.children]
 
     def _host_supervisors(self, timing: AnyLatency) -> list[HostSupervisor]:
         """One for each host of the layout."""
@@ -197,21 +193,20 @@ class Pool:
                 HostNumbers(first, number),
                 boots,
                 self._fork_servers[seat.prefix],
-                heed=self._heed,
-                **self._cares(),
+                self._care(),
             )
             found.append(host)
             first += len(seat.devices)
         return found
 
-    def _cares(self) -> dict[str, Any]:
-        """What is the pool's business when a child ends."""
-        return {
-            "peers": self._peers,
-            "was_ready": lambda: self._told.was_ready,
-            "tell": self._told.tell,
-            "failed": self._fail,
-        }
+    def _care(self) -> ChildCare:
+        return ChildCare(
+            heed=self._heed,
+            peers=self._peers,
+            was_ready=lambda: self._told.was_ready,
+            tell=self._told.tell,
+            failed=self._fail,
+        )
 
     @property
     def _children(self) -> list[Child]:

@@ -9,6 +9,7 @@ import enum
 
 import msgspec
 
+from livescale.common.addresses import address_text
 from livescale.config.model import ModelConfig
 from livescale.messages import attempts, commands, events
 from livescale.messages.epochs import Acting, Fenced
@@ -27,6 +28,9 @@ class Address(Value, frozen=True):
 
     host: str
     port: int
+
+    def __str__(self) -> str:
+        return address_text(self.host, self.port)
 
 
 class CatalogEntry(Value, frozen=True):

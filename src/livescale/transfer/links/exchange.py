@@ -10,7 +10,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from livescale.transfer.carriers.nixl import NixlCarrier
 from livescale.transfer.carriers.shm import ShmCarrier
@@ -35,12 +35,32 @@ class Introduction(Value, frozen=True):
     shm_path: str | None = None
 
 
+class ConnectionTerms(Value, frozen=True):
+    """Both sides of a connection prove that they know the `secret`. Opening one may take
+    `handshake_s`, and opens without being asked as long as there are fewer than
+    `eager_peers_max`."""
+
+    secret: str = ""
+    handshake_s: float = 5.0
+    eager_peers_max: int = 32
+
+
+class ExchangeListener(Protocol):
+    """Told from the exchange's threads."""
+
+    def connected(self, connection: Connection) -> None:
+        """There is a connection with its peer."""
+
+    def unreachable(self, peer: WorkerRef, reason: str) -> None:
+        """It could not be called."""
+
+
 class Exchange:
     """Thread-safe. At most one connection that was opened here and one that was opened there
     exist with each peer, and only with its newest incarnation that is known.
 
     A peer that is introduced on both sides is called by the side with the lower number, as long
-    as that has opened fewer than `eager_peers_max` connections; else the side that first
+    as that has opened fewer connections than the terms say; else the side that first
     wants something calls.
     """
 
@@ -49,24 +69,19 @@ class Exchange:
         worker: WorkerRef,
         network: TcpCarrier | NixlCarrier | SealedCarrier,
         shm: ShmCarrier | None,
-        *,
-        secret: str,
-        handshake_s: float,
-        eager_peers_max: int,
+        terms: ConnectionTerms,
         make: Callable[[WorkerRef, Channel, bool], Connection],
-        tell_connected: Callable[[Connection], None],
-        tell_unreachable: Callable[[WorkerRef, str], None],
+        listener: ExchangeListener,
     ) -> None:
         """`make` wraps a channel whose peer is known: (peer, channel, was it opened here)."""
         self._worker = worker
         self._network = network
         self._shm = shm
-        self._handshake_s = handshake_s
-        self._eager_peers_max = eager_peers_max
+        self._handshake_s = terms.handshake_s
+        self._eager_peers_max = terms.eager_peers_max
         self._make = make
-        self._tell_connected = tell_connected
-        self._tell_unreachable = tell_unreachable
-        self._strangers = Strangers(worker, secret, handshake_s)
+        self._listener = listener
+        self._strangers = Strangers(worker, terms.secret, terms.handshake_s)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._introduced: dict[int, Introduction] = {}
@@ -208,7 +223,7 @@ class Exchange:
                 reason = f"the connection to {peer} was lost at once"
             self._changed.notify_all()
         if reason is not None:
-            self._tell_unreachable(peer, reason)
+            self._listener.unreachable(peer, reason)
 
     def _call(self, known: Introduction) -> Channel:
         """A channel at whose other end the peer has answered. Raises TransferError."""
@@ -266,7 +281,7 @@ class Exchange:
             connection.start()
         for other in old:
             other.break_off(f"a newer connection with {peer} took its place")
-        self._tell_connected(connection)
+        self._listener.connected(connection)
         return True
 
     def _refuse_unwanted(self, caller: WorkerRef) -> None:

@@ -7,8 +7,6 @@ knows no controller, no model code and no event loop.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from livescale.transfer.carriers.nixl import NixlCarrier
@@ -26,8 +24,9 @@ from livescale.transfer.memory.arena import Arena
 from livescale.transfer.memory.content_hashes import ContentHashes
 from livescale.transfer.memory.model_bytes import ModelBytes
 from livescale.transfer.memory.open_writes import OpenWrites
+from livescale.transfer.plane.options import PlaneOptions
 from livescale.transfer.plane.patience import Patience
-from livescale.transfer.plane.reception import Reception
+from livescale.transfer.plane.reception import Receiver, Reception
 from livescale.transfer.plane.receptions import Receptions
 from livescale.transfer.plane.store import Filling, Store
 from livescale.values.chunks import Feed
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from livescale.transfer.formats.sealing import Protection
 
 _CHUNK_BYTES = 512 << 10
+_DEFAULTS = PlaneOptions()
 
 
 def _sealed(tcp: TcpCarrier, protection: Protection | None) -> TcpCarrier | SealedCarrier:
@@ -56,16 +56,6 @@ class DataPlane:
     A hop has two threads: one receives into place, one sends from place. All TCP connections
     share one token bucket per direction.
 
-    It listens on an ephemeral port of `host`, and on a unix socket in `shm_directory` if there is
-    one, for peers on a host of the same `host_name`. Both sides prove that they know the `secret`.
-    With a `protection` TCP is sealed (`sealing.py`).
-    `carrier`: "auto"; "tcp" is without shared memory; "nixl" takes NIXL in the place of TCP, which
-    all peers must do then.
-
-    A feed that brings nothing for `stall_s` is reported. `order_wait_s` bounds how long a want
-    waits for its copy, and a feed for its holder to be introduced; `handshake_s` the opening of a
-    connection; `withdraw_wait_s` how long a peer may hold up `withdraw` and `abort` before it loses
-    its connection. Parameters take `parameter_share_percent` of a limited uplink at most.
     `on_parcel` gets parcels, `on_disconnected` peers whose connection has ended after parcels went
     over it (some may be lost); the data plane's threads call both, in the order of events on the
     connection, and must not be blocked.
@@ -75,21 +65,8 @@ class DataPlane:
         self,
         worker: WorkerRef,
         memory: Arena,
+        options: PlaneOptions = _DEFAULTS,
         *,
-        host: str = "127.0.0.1",
-        host_name: str = "",
-        secret: str = "",
-        protection: Protection | None = None,
-        carrier: str = "auto",
-        shm_directory: Path | None = None,
-        uplink_bytes_per_s: int | None = None,
-        downlink_bytes_per_s: int | None = None,
-        parameter_share_percent: int = 100,
-        stall_s: float = 2.0,
-        order_wait_s: float = 10.0,
-        handshake_s: float = 5.0,
-        withdraw_wait_s: float = 2.0,
-        eager_peers_max: int = 32,
         on_parcel: Callable[[WorkerRef, bytes], None] | None = None,
         on_disconnected: Callable[[WorkerRef], None] | None = None,
         chunk_received: orders.ChunkObserver | None = None,
@@ -97,49 +74,43 @@ class DataPlane:
         """Listens at once. Raises ImportError if NIXL is asked for and not installed."""
         self.worker = worker
         self._memory = memory
-        self._withdraw_wait_s = withdraw_wait_s
-        self._observer = chunk_received
+        self._withdraw_wait_s = options.withdraw_wait_s
         self.on_parcel = on_parcel
         self.on_disconnected = on_disconnected
-        self._uplink = TokenBucket.of_uplink(uplink_bytes_per_s, parameter_share_percent)
-        self._downlink = TokenBucket(downlink_bytes_per_s)
+        self._uplink = TokenBucket.of_uplink(
+            options.uplink_bytes_per_s, options.parameter_share_percent
+        )
+        self._downlink = TokenBucket(options.downlink_bytes_per_s)
         self._precedence = Precedence(worker, self._downlink)
         view = memory.view(0, memory.size_bytes)
         #: into its memory, by network cards
         self.writes = OpenWrites()
         self._store = Store(worker, self.writes)
         self._contents = ContentHashes(worker)
+        self._receiver = Receiver(worker, memory, self._store, self._contents, chunk_received)
         self._receptions = Receptions(worker, self._store)
         self._probes = Probes(worker)
-        tcp = TcpCarrier(host, view, self._uplink, self._downlink)
-        network: TcpCarrier | NixlCarrier | SealedCarrier = _sealed(tcp, protection)
-        if carrier == "nixl":
+        tcp = TcpCarrier(options.host, view, self._uplink, self._downlink)
+        network: TcpCarrier | NixlCarrier | SealedCarrier = _sealed(tcp, options.protection)
+        if options.carrier == "nixl":
             network = NixlCarrier(tcp, view, self._uplink, self._downlink, self.writes)
         shm = None
-        if shm_directory is not None and carrier != "tcp":
-            shm = ShmCarrier(shm_directory / f"{worker}.sock", host_name, view, memory.fd)
+        if options.shm_directory is not None and options.carrier != "tcp":
+            path = options.shm_directory / f"{worker}.sock"
+            shm = ShmCarrier(path, options.host_name, view, memory.fd)
         self.address: Address = network.address
         self.shm_path = shm.path if shm is not None else None
         self._exchange = Exchange(
-            worker=worker,
-            network=network,
-            shm=shm,
-            secret=secret,
-            handshake_s=handshake_s,
-            eager_peers_max=eager_peers_max,
-            make=self._connection,
-            tell_connected=partial(self._receptions.tell, Reception.connected),
-            tell_unreachable=partial(self._receptions.tell, Reception.unreachable),
+            worker, network, shm, options.connections, self._connection, self._receptions
         )
         self._patience = Patience(
-            worker=worker,
-            receptions=self._receptions.all,
-            store=self._store,
-            is_introduced=self._exchange.is_introduced,
-            stall_ns=int(stall_s * 1e9),
-            order_wait_ns=int(order_wait_s * 1e9),
+            self._receptions.all,
+            self._store,
+            self._exchange.is_introduced,
+            stall_ns=int(options.stall_s * 1e9),
+            order_wait_ns=int(options.order_wait_s * 1e9),
         )
-        self._patience.start()
+        self._patience.start(f"{worker} waits")
         self._exchange.start()
 
     # -- peers ------------------------------------------------------------------------------------
@@ -173,15 +144,11 @@ class DataPlane:
         try:
             self._memory.check_fits(order.manifest, order.offset_bytes)
             reception = Reception(
-                self.worker,
+                self._receiver,
                 order,
-                self._memory,
-                self._store,
                 listener,
-                observer=self._observer,
                 reach=self._exchange.reach,
                 tell_over=self._receptions.remove,
-                contents=self._contents,
             )
             orders.check_feeds(order.feeds, reception.held.grid.chunks)
             self._receptions.add(reception)

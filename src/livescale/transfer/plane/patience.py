@@ -21,7 +21,6 @@ class Patience:
 
     def __init__(
         self,
-        worker: WorkerRef,
         receptions: Callable[[], list[Reception]],
         store: Store,
         is_introduced: Callable[[WorkerRef], bool],
@@ -38,9 +37,11 @@ class Patience:
         self._now_ns = now_ns
         self._changed = threading.Condition()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name=f"{worker} waits", daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def start(self) -> None:
+    def start(self, name: str) -> None:
+        """With a thread of this name."""
+        self._thread.name = name
         self._thread.start()
 
     def wake(self) -> None:

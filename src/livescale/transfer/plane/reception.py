@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from livescale.transfer.formats import orders
 from livescale.transfer.formats.carrier import WritePermit
@@ -36,21 +37,28 @@ from livescale.values.types import WorkerRef
 _LOST_STALLS = 5
 
 
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """Whose memory chunks come into, which copies are there, and who is told of each chunk."""
+
+    worker: WorkerRef
+    memory: Arena
+    store: Store
+    contents: ContentHashes
+    observer: orders.ChunkObserver | None = None
+
+
 class Reception:
     """Thread-safe. `reach` gives a connection with a holder, or None if one may come later."""
 
     def __init__(
         self,
-        worker: WorkerRef,
+        receiver: Receiver,
         order: orders.ReceiveOrder,
-        arena: Arena,
-        store: Store,
         listener: orders.ReceiveListener,
         *,
-        observer: orders.ChunkObserver | None,
         reach: Callable[[WorkerRef], Connection | None],
         tell_over: Callable[[Reception], None],
-        contents: ContentHashes,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.order = order
@@ -58,17 +66,19 @@ class Reception:
         self.permit = WritePermit()
         self.received_bytes = 0
         self.is_over = False
-        self._worker = worker
-        self._store = store
+        self._worker = receiver.worker
+        self._store = receiver.store
+        self._observer = receiver.observer
         self._listener = listener
-        self._observer = observer
         self._reach = reach
         self._tell_over = tell_over
         self._now_ns = now_ns
         grid = self.held.grid
         self._lock = threading.Lock()
         self._chunks = ChunkSources(grid.chunks)
-        self._checks = LayerChecks(order, arena, self.held, contents, self._chunks.is_there, self)
+        self._checks = LayerChecks(
+            order, receiver.memory, self.held, receiver.contents, self._chunks.is_there, self
+        )
         self._missing_layers = set(range(len(order.manifest.layers)))
         # Layers that were corrupt are wanted only from holders that have verified them.
         self._was_corrupt: set[int] = set()

@@ -73,6 +73,14 @@ class Receptions:
         with self._lock:
             return [self._receptions[plan] for plan in sorted(self._receptions)]
 
+    def connected(self, connection: Connection) -> None:
+        """There is a connection with its peer."""
+        self.tell(Reception.connected, connection)
+
+    def unreachable(self, peer: WorkerRef, reason: str) -> None:
+        """It could not be called."""
+        self.tell(Reception.unreachable, peer, reason)
+
     def tell(self, news: Callable[..., None], *about: object) -> None:
         """Let all of them take in what concerns connections: `news` is a method of Reception."""
         for reception in self.all():

@@ -21,8 +21,10 @@ import xxhash
 
 from livescale.lab.bench.peers.line_server import Job, serve_lines
 from livescale.transfer.formats.orders import ContentChecks, ReceiveOrder
+from livescale.transfer.links.exchange import ConnectionTerms
 from livescale.transfer.memory.arena import Arena
 from livescale.transfer.plane.data_plane import DataPlane
+from livescale.transfer.plane.options import PlaneOptions
 from livescale.values.chunks import Feed
 from livescale.values.types import LayerEntry, Manifest, WorkerRef
 
@@ -72,17 +74,15 @@ class _Worker:
     def __init__(self, job: Job) -> None:
         self._arena = Arena(job["arena_bytes"])
         began_ns = time.monotonic_ns()
-        self.plane = DataPlane(
-            WorkerRef(job["worker"]),
-            self._arena,
+        options = PlaneOptions(
             host=job["address"],
             host_name=job["host"],
             protection=_protection(job),
             shm_directory=None if job["shm_directory"] is None else Path(job["shm_directory"]),
-            secret=SECRET,
-            eager_peers_max=job["eager_peers_max"],
+            connections=ConnectionTerms(SECRET, eager_peers_max=job["eager_peers_max"]),
             uplink_bytes_per_s=job.get("uplink_bytes_per_s"),
         )
+        self.plane = DataPlane(WorkerRef(job["worker"]), self._arena, options)
         self.register_ns = time.monotonic_ns() - began_ns
         self._transfers: dict[int, _Transfer] = {}
 

@@ -26,8 +26,10 @@ from livescale.lab.bench.peers.line_server import Job, serve_lines
 from livescale.lab.bench.transfer.multicast_worker import SECRET
 from livescale.runtime.member_process.worker_process import SWITCH_INTERVAL_S
 from livescale.transfer.formats.orders import ABORTED, ContentChecks, ReceiveOrder
+from livescale.transfer.links.exchange import ConnectionTerms
 from livescale.transfer.memory.arena import Arena
 from livescale.transfer.plane.data_plane import DataPlane
+from livescale.transfer.plane.options import PlaneOptions
 from livescale.values.chunks import ChunkGrid, Feed
 from livescale.values.types import FromWorker, Manifest, SamplingParams, WorkerRef
 
@@ -72,7 +74,8 @@ class _Receiver:
         self._offset_bytes: int = job["offset_bytes"]
         self._chunk_bytes: int = job["chunk_bytes"]
         self._checks = ContentChecks(job["content_checks"])
-        self.plane = DataPlane(WorkerRef(job["worker"]), arena, secret=SECRET, carrier="tcp")
+        options = PlaneOptions(connections=ConnectionTerms(SECRET), carrier="tcp")
+        self.plane = DataPlane(WorkerRef(job["worker"]), arena, options)
         self._plans = 0
         self._thread: threading.Thread | None = None
         self._is_over = threading.Event()
