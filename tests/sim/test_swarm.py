@@ -12,7 +12,7 @@ from effort import examples, mostly_long
 from livescale.main import main
 from livescale.sim.base.run_notes import SimResult
 from livescale.sim.swarm.fabrics import with_fabric
-from livescale.sim.swarm.seeds import draw_narrow_world, draw_world, run_seed, run_world
+from livescale.sim.swarm.seeds import draw_lone_world, draw_narrow_world, draw_world, run_seed, run_world
 from livescale.sim.swarm.worlds import SwarmWorld, draw_flat_world
 from livescale.telemetry.record.record import read_record
 from livescale.telemetry.replay import replay
@@ -45,11 +45,12 @@ def kept_seeds() -> list[int]:
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(0, len(kept_seeds()), PER_TEST))
 def test_seeds_that_once_failed(first: int) -> None:
-    """Some of them before there were clusters around their worlds, live instances in them, or wide
-    bounds: these run without, too."""
+    """Some of them before there were clusters around their worlds, live instances in them, wide
+    bounds, or several gateways: these run without, too."""
     for seed in kept_seeds()[first : first + PER_TEST]:
         flat = draw_flat_world(seed)
-        worlds = [flat, with_fabric(flat), draw_narrow_world(seed), draw_world(seed)]
+        worlds = [flat, with_fabric(flat), draw_narrow_world(seed), draw_lone_world(seed)]
+        worlds.append(draw_world(seed))
         for number, world in enumerate(worlds):
             if world not in worlds[:number]:
                 run(world)
@@ -66,10 +67,11 @@ def test_worlds_are_of_many_kinds() -> None:
     assert len({config.controller.multicast for config in configs}) > 5
     orders = {config.controller.live_order for config in configs}
     assert orders == {"zigzag", "best-effort", "overlap", "stop-the-world"}
-    for kind in ("worker", "agent", "host"):
+    for kind in ("worker", "agent", "host", "gateway"):
         assert any(getattr(fault, f"{kind}_losses") for fault in faults), kind
     assert {len(config.client_weights) for config in configs} == {1, 2, 3, 4, 5}
     assert any(len(set(config.client_weights)) > 1 for config in configs)
+    assert {config.gateways for config in configs} == {1, 2, 3}
     assert any(fault.pair_loss_permille for fault in faults)
     assert any(fault.line_loss_permille for fault in faults)
     stays = [stay for config in configs for stay in config.stays]

@@ -24,8 +24,9 @@ LINK_SHARINGS = (SERVING_FIRST, EQUAL)
 class FaultConfig(Value, frozen=True):
     """Faults of a run, drawn from its seed; none happens after `until_ns`.
 
-    A lost worker or agent comes back as its next incarnation after `rejoin_ns`; a lost host takes
-    its agent and all its workers with it. Members fall silent for up to `silence_ns_max`
+    A lost worker or agent comes back as its next incarnation after `rejoin_ns`, a lost gateway
+    under another name, and without its requests; a lost host takes its agent and all its workers
+    with it. Members fall silent for up to `silence_ns_max`
     (`silences`); a member that is silent for `lost_after_ns` is given up. A feed fails with both
     of its ends alive (`feed_failures`), or brings a layer whose bytes are wrong (`corruptions`).
     Nothing comes from a member for `stall_ns` (`stalls`). The files of a model are wrong for
@@ -42,7 +43,7 @@ class FaultConfig(Value, frozen=True):
     Of 1000 requests `raising_permille` have a position with which the executor raises, and
     `killing_permille` one by which the worker ends that computes it, also after `until_ns`.
     Another controller takes over while the first one lives on (`takeovers`), for up to
-    `takeover_ns_max`, in which members and the gateway reach one of the two, both or none.
+    `takeover_ns_max`, in which members and gateways reach one of the two, both or none.
     """
 
     silences: int = 0
@@ -52,6 +53,7 @@ class FaultConfig(Value, frozen=True):
     lost_after_ns: int = 100_000_000
     worker_losses: int = 0
     agent_losses: int = 0
+    gateway_losses: int = 0
     host_losses: int = 0
     feed_failures: int = 0
     corruptions: int = 0
@@ -127,7 +129,8 @@ class SimConfig(Value, frozen=True):
     ConfigError for another one, and where parameters of one class with the others are to leave a
     share of an uplink free.
 
-    Of a model at most `queue_requests_max` requests wait, with at most `queue_prompt_tokens_max` in
+    Requests come to one of the `gateways` after the other. At each of them at most
+    `queue_requests_max` requests of a model wait, with at most `queue_prompt_tokens_max` in
     all (None: any number), and each for `queue_timeout_ns` at a stretch (None: as long as need be).
     There are as many clients as `client_weights`: the first sends every other request, the others
     take turns with the rest. `live` bounds live work on every instance. Workers keep first layers
@@ -151,6 +154,7 @@ class SimConfig(Value, frozen=True):
     queue_prompt_tokens_max: int | None = None
     queue_timeout_ns: int | None = None
     client_weights: tuple[int, ...] = (1,)
+    gateways: int = 1
     step_gap_ns: int = 1_000_000
     message_delay_ns: int = 200_000
     report_gap_ns: int = REPORT_GAP_NS

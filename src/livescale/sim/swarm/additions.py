@@ -219,6 +219,16 @@ def with_stays(world: SwarmWorld) -> SwarmWorld:
     return SwarmWorld(world.rows, config, world.seed)
 
 
+def with_gateways(world: SwarmWorld) -> SwarmWorld:
+    """In a third of the worlds two or three gateways share the requests; in most of these, where
+    there are faults, some are lost, and their requests with them."""
+    rng = random.Random(f"gateways {world.seed}")
+    if rng.random() < 0.67:
+        return world
+    losses = rng.choice([0, 1, 1, 3]) if world.config.faults.until_ns else 0
+    return world.changed(gateways=rng.choice([2, 3]), faults={"gateway_losses": losses})
+
+
 def with_wide_bounds(world: SwarmWorld) -> SwarmWorld:
     """The world with most of its bounds widened."""
     rng = random.Random(f"bounds {world.seed}")

@@ -47,6 +47,11 @@ class SeedOutcome:
 
 def draw_world(seed: int) -> SwarmWorld:
     """The world of a seed."""
+    return additions.with_gateways(draw_lone_world(seed))
+
+
+def draw_lone_world(seed: int) -> SwarmWorld:
+    """The same with one gateway."""
     return additions.with_poison(additions.with_wide_bounds(draw_narrow_world(seed)))
 
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from livescale.clusters.topology import Topology
 from livescale.control.cluster.liveness import look_gap_ns
-from livescale.member.inputs import ControllerMet, GatewayGone, GatewayUnknown
+from livescale.member.inputs import ControllerMet
 from livescale.messages import commands, events
-from livescale.messages.attempts import AttemptTaken
 from livescale.messages.epochs import Fenced
 from livescale.sim.base.clock import Clock
 from livescale.sim.base.config import SimConfig
@@ -21,7 +20,8 @@ from livescale.sim.checkers.members import MemberChecker
 from livescale.sim.links.channel import Delays, SimChannel
 from livescale.sim.links.live_link import LiveLink
 from livescale.sim.links.transfers import Transfers
-from livescale.sim.world.gateway import GATEWAY, FromWorkerMessage, SimGateway, ToWorkerMessage
+from livescale.sim.world.all_gateways import Gateways
+from livescale.sim.world.gateway import SimGateway
 from livescale.sim.world.life import ControllerLife
 from livescale.sim.world.member_shell import SimMember, Surroundings
 from livescale.sim.world.silence import Silences, Watcher
@@ -38,7 +38,7 @@ class Members:
         config: SimConfig,
         clock: Clock,
         delays: Delays,
-        gateway: SimGateway,
+        gateways: Gateways,
         fences: FenceChecker,
         poison: Poison,
     ) -> None:
@@ -53,7 +53,7 @@ class Members:
         self._config = config
         self._clock = clock
         self._delays = delays
-        self._gateway = gateway
+        self._gateways = gateways
         self._topology = Topology(
             leaves={leaf.name: leaf for leaf in config.controller.leaves},
             group_bytes_per_s=config.controller.group_bytes_per_s,
@@ -78,13 +78,11 @@ class Members:
             fences=fences,
             live_checker=LiveChecker(config, self._live_link.free_ns),
             report=self._report,
-            emit=self._emit,
+            emit=gateways.answer,
             poison=poison,
             killed=self._lose_life,
             tell=self._live_link.send,
         )
-        #: connections of living workers to the gateway
-        self._emitting: dict[WorkerRef, SimChannel[FromWorkerMessage]] = {}
         faults = config.faults
         self._silences = Silences(
             clock=clock,
@@ -92,6 +90,8 @@ class Members:
             until_ns=faults.until_ns + faults.silence_ns_max,
             goes_on=self._goes_on,
         )
+        self._is_watching = False
+        self._look_gap_ns = look_gap_ns(faults.lost_after_ns)
 
     @property
     def lives(self) -> list[ControllerLife]:
@@ -139,7 +139,7 @@ class Members:
         elif member.device is not None:
             self._topology.devices[ref] = member.device
             self._live_link.join(ref, member.put)
-            self._meet_gateway(member)
+            self._gateways.join(ref, member.put)
         if self.life is not None:
             self._meet_controller(self.life, member)
 
@@ -162,9 +162,8 @@ class Members:
             del self._topology.agents[ref]
         else:
             del self._topology.devices[ref]
-        if ref in self._emitting:
-            gone = partial(self._gateway.worker_gone, ref)
-            self._emitting.pop(ref).cut(lost_after_ns, gone)
+        if not ref.is_agent:
+            self._gateways.leave(ref, lost_after_ns)
         for life in self.lives:
             # Where nothing got through, the end comes with what was held up.
             life.go_on(ref)
@@ -235,36 +234,29 @@ class Members:
         if ref in self._met:
             self._met[ref].report(ref, event)
 
-    def _meet_gateway(self, worker: SimMember) -> None:
-        """A connection between the two is open."""
-        self._emitting[worker.ref] = SimChannel(
-            self._clock, self._delays.of_worker_ns, partial(self._gateway.take_message, worker.ref)
-        )
-        requests: SimChannel[ToWorkerMessage] = SimChannel(
-            self._clock, self._delays.plain_ns, worker.put
-        )
-        self._gateway.meet(worker.ref, requests)
-
-    def _emit(self, ref: WorkerRef, message: FromWorkerMessage) -> None:
-        """A worker sends the gateway a message, if there is a connection."""
-        if ref in self._emitting:
-            self._emitting[ref].send(message)
-        elif isinstance(message, AttemptTaken):
-            unknown = GatewayUnknown(GATEWAY, message.request, message.attempt)
-            self.by_number[ref.worker].put(unknown)
-
     # -- silence --------------------------------------------------------------------------------
 
+    def is_silent(self, ref: WorkerRef) -> bool:
+        """Nothing reaches the member."""
+        return self._silences.is_silent(ref)
+
     def watch(self) -> None:
-        """From now on the controller, the gateway and the supervisor look who is silent."""
-        watchers = (
-            Watcher("controller", self._met_by_controller, self._controller_gives_up),
-            Watcher("gateway", self._met_by_gateway, self._gateway_gives_up),
-            Watcher("supervisor", self._refs, self._lose_life, is_local=True),
-        )
-        gap_ns = look_gap_ns(self._config.faults.lost_after_ns)
-        for number, watcher in enumerate(watchers, 1):
-            self._silences.watch(watcher, number * gap_ns // 4)
+        """From now on the controller, the gateways and the supervisor look who is silent."""
+        controller = Watcher("controller", self._met_by_controller, self._controller_gives_up)
+        self._silences.watch(controller, self._look_gap_ns // 4)
+        self._is_watching = True
+        for gateway in self._gateways.by_name.values():
+            self.watch_by(gateway)
+        supervisor = Watcher("supervisor", self._refs, self._lose_life, is_local=True)
+        self._silences.watch(supervisor, 3 * self._look_gap_ns // 4)
+
+    def watch_by(self, gateway: SimGateway) -> None:
+        """The gateway looks, too, if anybody does."""
+        if self._is_watching:
+            met = partial(self._met_by_gateway, gateway)
+            give_up = partial(self._gateways.give_up, gateway)
+            watcher = Watcher(f"gateway {gateway.name}", met, give_up)
+            self._silences.watch(watcher, 2 * self._look_gap_ns // 4)
 
     def _refs(self) -> list[WorkerRef]:
         return [member.ref for member in self.living()]
@@ -280,22 +272,18 @@ class Members:
         self._live_link.leave(ref)
         self.life.give_up(ref)
 
-    def _met_by_gateway(self) -> list[WorkerRef]:
-        for worker in self._gateway.workers_with_requests():
+    def _met_by_gateway(self, gateway: SimGateway) -> list[WorkerRef]:
+        connected = self._gateways.connected(gateway)
+        for worker in gateway.workers_with_requests():
             # Of one that is dead the end is on its way.
-            if worker in self._emitting:
+            if worker in connected:
                 self._silences.left_with(worker, "requests")
-        return list(self._emitting)
-
-    def _gateway_gives_up(self, ref: WorkerRef) -> None:
-        self._emitting.pop(ref).cut(-1)
-        self._gateway.worker_gone(ref)
+        return connected
 
     def _channels(self, ref: WorkerRef) -> list[SimChannel[Any]]:
         """The connections of a member."""
-        found = (self._emitting.get(ref), self._gateway.channel_to(ref))
         of_life = self.life.channels(ref) if self.life is not None else []
-        return [*(channel for channel in found if channel is not None), *of_life]
+        return [*self._gateways.channels(ref), *of_life]
 
     def silence(self, ref: WorkerRef, silent_ns: int, is_stopped: bool) -> None:
         """Nothing comes from the member and nothing reaches it for so long."""
@@ -315,16 +303,14 @@ class Members:
         if life is not None and ref in life.lost:
             self._clock.after(delay_ns, partial(self._lose_life, ref))
         elif member is not None:
-            if not ref.is_agent and ref not in self._emitting:
-                member.put(GatewayGone(GATEWAY))
-                self._clock.after(delay_ns, partial(self._come_back_to_gateway, member))
+            if not ref.is_agent and self._gateways.see_ends(ref):
+                self._clock.after(delay_ns, partial(self._come_back_to_gateways, member))
             if life is not None:
                 self._clock.after(delay_ns, partial(self._meet_controller, life, member))
 
-    def _come_back_to_gateway(self, worker: SimMember) -> None:
-        is_living = self._find(worker.ref) is worker
-        if is_living and worker.ref not in self._emitting:
-            self._meet_gateway(worker)
+    def _come_back_to_gateways(self, worker: SimMember) -> None:
+        if self._find(worker.ref) is worker:
+            self._gateways.join(worker.ref, worker.put)
             if self._silences.is_silent(worker.ref):
                 for channel in self._channels(worker.ref):
                     channel.hold()

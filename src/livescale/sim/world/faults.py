@@ -10,6 +10,7 @@ from typing import Any
 
 from livescale.sim.base.clock import Clock
 from livescale.sim.base.config import FaultConfig, SimConfig
+from livescale.sim.world.all_gateways import Gateways
 from livescale.sim.world.all_members import Members
 from livescale.sim.world.member_shell import SimMember
 from livescale.values.types import RequestId, agent_ref
@@ -17,7 +18,7 @@ from livescale.values.types import RequestId, agent_ref
 FaultPlan = dict[str, list[tuple[Any, ...]]]
 """When what breaks, by the name that it has in a FaultConfig: the virtual time of each fault, and
 what was drawn for that one. Losses and stalls name numbers of workers or agents; feeds, members,
-hosts and models are chosen by a number that is taken modulo those of that moment."""
+hosts, models and gateways are chosen by a number that is taken modulo those of that moment."""
 
 _MANY = 1 << 16
 
@@ -64,6 +65,7 @@ def plan_faults(
     draw("refusals", later)
     draw("clock_jumps", later, _MANY, lambda: later.randint(1, faults.clock_jump_ns_max))
     draw("takeovers", random.Random(f"takeovers {seed}"))
+    draw("gateway_losses", random.Random(f"lost gateways {seed}"))
     return plan
 
 
@@ -76,7 +78,7 @@ class FaultSite:
     members: Members
     end_life: Callable[[], None]
     take_over: Callable[[int], None]
-    cancel: Callable[[RequestId], None]
+    gateways: Gateways
 
     def schedule(self, plan: FaultPlan) -> None:
         """Let every fault come at its time."""
@@ -97,7 +99,8 @@ class FaultSite:
             "silences": partial(self._to_some, self._silence),
             "controller_restarts": self.end_life,
             "takeovers": self.take_over,
-            "cancelled_permille": self.cancel,
+            "cancelled_permille": self.gateways.cancel,
+            "gateway_losses": self.gateways.lose,
         }
         for kind, happens in kinds.items():
             for time_ns, *drawn in plan[kind]:

@@ -31,9 +31,6 @@ from livescale.sim.links.channel import SimChannel
 from livescale.telemetry.record.record import RequestLine
 from livescale.values.types import Outcome, RequestId, SamplingParams, WorkerRef
 
-GATEWAY = "gateway"
-"""The name of the one gateway of a simulated world."""
-
 
 @dataclass(frozen=True, slots=True)
 class SimTokens:
@@ -65,30 +62,34 @@ class _Transcript:
     alarm: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class GatewayWorld:
+    """What all gateways of a world share. `serves` says whether requests may ask for a model; `say`
+    sends an event of the gateway of this name to the controller, if there is one; `write` gets
+    RequestLines."""
+
+    config: SimConfig
+    clock: Clock
+    failures: FailureChecker
+    poison: Poison
+    fences: FenceChecker
+    serves: Callable[[str], bool]
+    say: Callable[[str, GatewayEvent], None]
+    write: Callable[[RequestLine], None]
+
+
 class SimGateway:
     """Accepts requests, sends attempts to workers, gathers tokens, writes RequestLines."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        config: SimConfig,
-        failures: FailureChecker,
-        poison: Poison,
-        fences: FenceChecker,
-        serves: Callable[[str], bool],
-        say: Callable[[GatewayEvent], None],
-        write: Callable[[RequestLine], None],
-    ) -> None:
-        """`serves` says whether requests may ask for a model; `say` sends an event to the
-        controller, if there is one; `write` gets RequestLines."""
-        self._clock = clock
-        self._config = config
+    def __init__(self, name: str, world: GatewayWorld) -> None:
+        self.name = name
+        self._world = world
+        self._clock = world.clock
+        self._config = world.config
         self._arrivals = 0
-        self._checkers = RequestChecker(config, failures, poison)
-        self._fences = fences
-        self._serves = serves
-        self._say = say
-        self._write = write
+        self._checkers = RequestChecker(world.config, world.failures, world.poison)
+        self._fences = world.fences
+        self._is_dead = False
         self._transcripts: dict[RequestId, _Transcript] = {}
         self._ledger = Ledger()
         self._workers: dict[WorkerRef, SimChannel[ToWorkerMessage]] = {}
@@ -126,6 +127,18 @@ class SimGateway:
         """The client goes away, if it is still there."""
         self._carry_out(self._ledger.cancel(request))
 
+    def die(self) -> None:
+        """Its requests end with it, whose clients lose their connections."""
+        self._is_dead = True
+        for t in self._transcripts.values():
+            if t.alarm is not None:
+                self._clock.cancel(t.alarm)
+            entry = self._ledger.get(t.asked.request)
+            tried = 0 if entry is None else entry.attempt
+            self._write(t, Outcome.FAILED, "its gateway was lost", tried)
+        self._transcripts.clear()
+        self._workers.clear()
+
     def _next_client(self) -> int:
         """The first client sends every other request, the others take turns with the rest."""
         number, others = self._arrivals, len(self._config.client_weights) - 1
@@ -135,7 +148,7 @@ class SimGateway:
     def _refusal(self, asked: RequestArrived) -> str | None:
         """Why the request cannot wait here; None if it can."""
         config = self._config
-        if not self._serves(asked.model):
+        if not self._world.serves(asked.model):
             return f"{asked.model} is not served"
         line = self._waiting.setdefault(
             asked.model, FairLine(config.queue_requests_max, config.queue_prompt_tokens_max)
@@ -178,7 +191,7 @@ class SimGateway:
 
     def joined(self, epoch: ControllerEpoch) -> None:
         """A new controller is there: report every unfinished request."""
-        self._fences.met(GATEWAY, epoch)
+        self._fences.met(self.name, epoch)
         self._carry_out(self._ledger.controller_joined(epoch))
 
     def take_order(self, order: GatewayOrder, *, epoch: ControllerEpoch) -> None:
@@ -191,7 +204,7 @@ class SimGateway:
             is_reachable = order.worker in self._workers
             effects = self._ledger.dispatched(order, epoch, is_reachable=is_reachable)
         if effects:
-            self._fences.accepted(GATEWAY, order, epoch)
+            self._fences.accepted(self.name, order, epoch)
             if before is not None and isinstance(order, Dispatch):
                 self._checkers.dispatched(order, *before)
         self._carry_out(effects)
@@ -202,17 +215,16 @@ class SimGateway:
         """A connection to a worker is open."""
         self._workers[worker] = channel
 
-    def channel_to(self, worker: WorkerRef) -> SimChannel[ToWorkerMessage] | None:
-        """None: there is no connection."""
-        return self._workers.get(worker)
-
     def worker_gone(self, worker: WorkerRef) -> None:
         """The connection to a worker is lost."""
-        self._workers.pop(worker).cut(self._clock.now_ns)
-        self._carry_out(self._ledger.worker_gone(worker))
+        if not self._is_dead:
+            self._workers.pop(worker).cut(self._clock.now_ns)
+            self._carry_out(self._ledger.worker_gone(worker))
 
     def workers_with_requests(self) -> list[WorkerRef]:
         """Workers that own a request."""
+        if self._is_dead:
+            return []
         return sorted({entry.owner for entry in self._ledger if entry.owner is not None})
 
     def take_message(self, worker: WorkerRef, message: FromWorkerMessage) -> None:
@@ -291,7 +303,7 @@ class SimGateway:
             tuple(range(prompt_tokens, prompt_tokens + entry.tokens)),
             content=order.request,
         )
-        self._workers[order.worker].send(Submitted(GATEWAY, order.instance, spec))
+        self._workers[order.worker].send(Submitted(self.name, order.instance, spec))
 
     def _move(self, moved: Moved) -> None:
         t = self._transcripts[moved.request]
@@ -309,24 +321,27 @@ class SimGateway:
 
     def _report(self, event: GatewayEvent) -> None:
         self._checkers.reported(event)
-        self._say(event)
+        self._world.say(self.name, event)
 
     def _close(self, t: _Transcript, end: Finish) -> None:
-        now_ns, asked = self._clock.now_ns, t.asked
-        self._checkers.ended(now_ns, end)
-        self._write(
+        self._checkers.ended(self._clock.now_ns, end)
+        self._write(t, end.outcome, end.reason, end.attempts)
+
+    def _write(self, t: _Transcript, outcome: Outcome, reason: str, attempts: int) -> None:
+        asked = t.asked
+        self._world.write(
             RequestLine(
                 request=asked.request,
                 model=asked.model,
                 prompt_tokens=asked.prompt_tokens,
                 output_tokens_max=asked.output_tokens_max,
                 queued_ns=t.queued_ns,
-                finished_ns=now_ns,
-                outcome=end.outcome,
-                attempts=end.attempts,
+                finished_ns=self._clock.now_ns,
+                outcome=outcome,
+                attempts=attempts,
                 dispatched_ns=t.dispatched_ns,
                 token_ns=tuple(t.token_ns),
                 worker=t.last_worker,
-                error=end.reason or None,
+                error=reason or None,
             )
         )

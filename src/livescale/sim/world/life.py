@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,11 +18,13 @@ from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.tables import TableChecker
 from livescale.sim.links.channel import Delays, LossyChannel, SimChannel
 from livescale.sim.world.gateway import SimGateway
-from livescale.values.types import WorkerRef
+from livescale.values.types import RequestId, WorkerRef
 
 Stepped = Callable[
     ["ControllerLife", Sequence[events.AnyEvent], Sequence[commands.AnyCommand]], None
 ]
+Peer = WorkerRef | str
+"""A member, or the name of a gateway."""
 
 
 class TakeOrder(Protocol):
@@ -30,55 +33,56 @@ class TakeOrder(Protocol):
     def __call__(self, order: MemberOrder, *, epoch: ControllerEpoch) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class LifeWorld:
+    """What all lives of the controller share. `stepped` is called with what a step received and
+    ordered, before that is checked, and `decided` when all is carried out. The world is over at
+    `until_ns`: wake-ups that are due later are left out. `gateway_of` says which gateway answers
+    for a request."""
+
+    clock: Clock
+    delays: Delays
+    step_gap_ns: int
+    failures: FailureChecker
+    stepped: Stepped
+    decided: Callable[[ControllerLife], None]
+    until_ns: Callable[[], int]
+    gateway_of: Callable[[RequestId], str]
+
+
 class ControllerLife:
     """Carries out what the controller orders, which begins with these models, until it is killed,
     or is told of a later life."""
 
-    def __init__(
-        self,
-        config: ControllerConfig,
-        clock: Clock,
-        delays: Delays,
-        step_gap_ns: int,
-        failures: FailureChecker,
-        stepped: Stepped,
-        decided: Callable[[ControllerLife], None],
-        until_ns: Callable[[], int],
-    ) -> None:
-        """`stepped` is called with what a step received and ordered, before that is checked, and
-        `decided` when all is carried out. The world is over at `until_ns`: wake-ups
-        that are due later are left out."""
+    def __init__(self, config: ControllerConfig, world: LifeWorld) -> None:
         self.epoch = ControllerEpoch(number=config.epoch)
         self.controller = Controller(config)
-        self.checker = CommandChecker(config, failures)
-        self.began_ns = clock.now_ns
+        self.checker = CommandChecker(config, world.failures)
+        self.began_ns = world.clock.now_ns
         #: incarnations that were silent: refused if they come back
         self.lost: dict[WorkerRef, None] = {}
         self._table = TableChecker()
-        self._clock = clock
-        self._delays = delays
-        self._step_gap_ns = step_gap_ns
-        self._stepped = stepped
-        self._decided = decided
-        self._until_ns = until_ns
+        self._world = world
+        self._clock = world.clock
+        self._delays = world.delays
         self.is_over = False
         #: it does not receive that there is a later life
         self.is_deaf = False
-        #: of every peer that met this controller (None: the gateway) what comes and what goes there
-        self._uplinks: dict[WorkerRef | None, SimChannel[events.AnyEvent | Fenced]] = {}
-        self._orders: dict[WorkerRef | None, SimChannel[Any]] = {}
+        #: of every peer that met this controller what comes and what goes there
+        self._uplinks: dict[Peer, SimChannel[events.AnyEvent | Fenced]] = {}
+        self._orders: dict[Peer, SimChannel[Any]] = {}
         self._inbox: list[events.AnyEvent] = []
         self._has_step_ahead = False
-        self._last_step_ns = -step_gap_ns
+        self._last_step_ns = -world.step_gap_ns
 
     # -- connections ----------------------------------------------------------------------------
 
     def meet_gateway(self, gateway: SimGateway) -> None:
         """A connection to the gateway is open."""
         delay, epoch = self._delays.plain_ns, self.epoch
-        self._uplinks[None] = SimChannel(self._clock, delay, self.push)
+        self._uplinks[gateway.name] = SimChannel(self._clock, delay, self.push)
         take_order = partial(gateway.take_order, epoch=epoch)
-        self._orders[None] = SimChannel(self._clock, delay, take_order)
+        self._orders[gateway.name] = SimChannel(self._clock, delay, take_order)
         gateway.joined(epoch)
 
     def meet(self, member: WorkerRef, take_order: TakeOrder) -> None:
@@ -90,35 +94,39 @@ class ControllerLife:
         take_order = partial(take_order, epoch=self.epoch)
         self._orders[member] = SimChannel(self._clock, delays.plain_ns, take_order)
 
-    def has_met(self, member: WorkerRef) -> bool:
-        return member in self._uplinks
+    def has_met(self, peer: Peer) -> bool:
+        return peer in self._uplinks
 
-    def report(self, peer: WorkerRef | None, event: events.AnyEvent) -> None:
-        """A member, or the gateway (None), sends an event, if there is a connection."""
+    def report(self, peer: Peer, event: events.AnyEvent) -> None:
+        """The peer sends an event, if there is a connection."""
         if peer in self._uplinks and not self.is_over:
             self._uplinks[peer].send(event)
 
-    def fence(self, peer: WorkerRef | None, later: ControllerEpoch) -> None:
-        """A member, or the gateway (None), has met a later life, and tells this one."""
+    def fence(self, peer: Peer, later: ControllerEpoch) -> None:
+        """The peer has met a later life, and tells this one."""
         if peer in self._uplinks and not self.is_over:
             self._uplinks[peer].send(Fenced(later))
 
-    def hold(self, peer: WorkerRef | None) -> None:
+    def hold(self, peer: Peer) -> None:
         """Nothing gets through to the peer, or from there, and nothing is lost."""
         for channel in self.channels(peer):
             channel.hold()
 
-    def go_on(self, peer: WorkerRef | None) -> None:
+    def go_on(self, peer: Peer) -> None:
         """What was held up arrives."""
         for channel in self.channels(peer):
             channel.go_on()
 
-    def lose(self, member: WorkerRef, lost_after_ns: int) -> None:
-        """The member has died: what it sent after that time is lost, then comes the news."""
-        if member in self._uplinks:
-            lost = events.WorkerLost(member, "killed by a fault")
-            self._uplinks[member].cut(lost_after_ns, lambda: self.push(lost))
-            self._orders[member].cut(-1)
+    def lose(self, peer: Peer, lost_after_ns: int) -> None:
+        """The peer has died: what it sent after that time is lost, then comes the news."""
+        if peer in self._uplinks:
+            lost: events.AnyEvent
+            if isinstance(peer, str):
+                lost = events.GatewayLost(peer)
+            else:
+                lost = events.WorkerLost(peer, "killed by a fault")
+            self._uplinks[peer].cut(lost_after_ns, lambda: self.push(lost))
+            self._orders[peer].cut(-1)
 
     def give_up(self, member: WorkerRef) -> None:
         """The member is silent for too long."""
@@ -127,8 +135,8 @@ class ControllerLife:
         self._orders[member].cut(-1)
         self.push(events.WorkerLost(member, "it is silent"))
 
-    def channels(self, peer: WorkerRef | None) -> list[SimChannel[Any]]:
-        """The connections between the controller and the member, or the gateway (None)."""
+    def channels(self, peer: Peer) -> list[SimChannel[Any]]:
+        """The connections between the controller and the peer, both ways."""
         found = (self._uplinks.get(peer), self._orders.get(peer))
         return [channel for channel in found if channel is not None]
 
@@ -159,7 +167,7 @@ class ControllerLife:
         self._inbox.append(event)
         if not self._has_step_ahead:
             self._has_step_ahead = True
-            step_ns = max(self._clock.now_ns, self._last_step_ns + self._step_gap_ns)
+            step_ns = max(self._clock.now_ns, self._last_step_ns + self._world.step_gap_ns)
             self._clock.at(step_ns, self._step, STEP_PRIORITY)
 
     def _step(self) -> None:
@@ -169,18 +177,19 @@ class ControllerLife:
         received, self._inbox = self._inbox, []
         now_ns = self._last_step_ns = self._clock.now_ns
         ordered = self.controller.step(now_ns, received)
-        self._stepped(self, received, ordered)
+        self._world.stepped(self, received, ordered)
         self.checker.observe(now_ns, received, ordered)
         self._table.observe(self.controller.fleet, received, ordered)
         for command in ordered:
             self._carry_out(command)
-        self._decided(self)
+        self._world.decided(self)
 
     def _carry_out(self, command: commands.AnyCommand) -> None:
         if isinstance(command, MemberOrder):
             self._orders[receiver_of(command)].send(command)
         elif isinstance(command, commands.Dispatch | commands.FailRequest):
-            # The controller knows requests from this gateway only, so it is connected.
-            self._orders[None].send(command)
-        elif isinstance(command, commands.WakeAt) and command.at_ns <= self._until_ns():
+            orders = self._orders.get(self._world.gateway_of(command.request))
+            if orders is not None:
+                orders.send(command)
+        elif isinstance(command, commands.WakeAt) and command.at_ns <= self._world.until_ns():
             self._clock.at(command.at_ns, lambda: self.push(events.Tick()))

@@ -63,8 +63,8 @@ class _Arrival:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What all members of a world share. `report` sends a member's events to the controller, `emit`
-    its answers to the gateway, `tell` its messages to other workers; it is `killed` by a request of
-    the `poison`."""
+    its answers to the gateway of a name, `tell` its messages to other workers; it is `killed` by a
+    request of the `poison`."""
 
     config: SimConfig
     clock: Clock
@@ -73,7 +73,7 @@ class Surroundings:
     fences: FenceChecker
     live_checker: LiveChecker
     report: Callable[[WorkerRef, AnyEvent], None]
-    emit: Callable[[WorkerRef, FromWorkerMessage], None]
+    emit: Callable[[WorkerRef, str, FromWorkerMessage], None]
     poison: Poison
     killed: Callable[[WorkerRef], None]
     tell: Callable[[WorkerRef, effects.TellPeer], None]
@@ -264,13 +264,14 @@ class SimMember:
         answer = effect.answer
         if isinstance(answer, AttemptTaken):
             self._taken[answer.request, answer.attempt] = None
-        self._around.emit(self.ref, answer)
+        self._around.emit(self.ref, effect.gateway, answer)
 
     def _emit(self, effect: effects.Emit) -> None:
         step_ns = self.executor.step_ns
         if effect.is_repeated:
             step_ns = [self._clock.now_ns] * max(len(e.token_ids) for e in effect.emitted)
-        self._around.emit(self.ref, SimTokens(step_ns, list(effect.emitted)))
+        tokens = SimTokens(step_ns, list(effect.emitted))
+        self._around.emit(self.ref, effect.gateway, tokens)
 
     def _tell(self, effect: effects.TellPeer) -> None:
         self._around.live_checker.sends(effect.message)

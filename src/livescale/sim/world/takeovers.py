@@ -1,6 +1,6 @@
 """A second controller takes over while the first one lives on and does not know it.
 
-Its lease has ended, by its own clock or not, and its link may be cut: each member, and the gateway,
+Its lease has ended, by its own clock or not, and its link may be cut: each member and each gateway
 reaches both of them, one of them, or none for a while. Half of the first ones never receive that
 they are over: they act until the end of their lease.
 """
@@ -12,13 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from livescale.sim.base.clock import Clock
-from livescale.sim.world.life import ControllerLife
-from livescale.values.types import WorkerRef
+from livescale.sim.world.life import ControllerLife, Peer
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """When a member, or the gateway, can reach the newer controller, and for how long it cannot
+    """When a member, or a gateway, can reach the newer controller, and for how long it cannot
     reach the older one (0: it can)."""
 
     newer_after_ns: int
@@ -37,8 +36,8 @@ class Takeover:
         older.is_deaf = self._rng.random() < 0.5
         clock.after(longest_ns, lambda: older.end(clock.now_ns))
 
-    def begin(self, peer: WorkerRef | None, meet: Callable[[], None]) -> None:
-        """This member, or the gateway (None), is to `meet` the newer life."""
+    def begin(self, peer: Peer, meet: Callable[[], None]) -> None:
+        """The peer is to `meet` the newer life."""
         way = self._draw()
         self._clock.after(way.newer_after_ns, meet)
         if way.older_cut_ns:

@@ -23,11 +23,12 @@ from livescale.sim.base.run_notes import RunNotes, SimResult
 from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.fencing import FenceChecker
 from livescale.sim.links.channel import Delays
+from livescale.sim.world.all_gateways import Gateways
 from livescale.sim.world.all_members import Members
 from livescale.sim.world.faults import FaultPlan, FaultSite
-from livescale.sim.world.gateway import GatewayEvent, SimGateway
+from livescale.sim.world.gateway import GatewayEvent, GatewayWorld, SimGateway
 from livescale.sim.world.host_stays import HostStays
-from livescale.sim.world.life import ControllerLife
+from livescale.sim.world.life import ControllerLife, LifeWorld
 from livescale.sim.world.takeovers import Takeover
 from livescale.values.types import RequestId
 
@@ -50,25 +51,35 @@ class SimWorld:
         self._delays = Delays(config, self.clock, seed)
         self._failures = FailureChecker(config.controller, self._may_loads_fail)
         fences = FenceChecker()
-        #: the life that the gateway met last, which may be over
-        self._met_by_gateway: ControllerLife | None = None
-        self._poison = Poison(config.faults, seed)
-        self._gateway = SimGateway(
-            self.clock,
+        #: the life that each gateway met last, which may be over
+        self._met_by: dict[str, ControllerLife] = {}
+        poison = Poison(config.faults, seed)
+        self._gateway_world = GatewayWorld(
             config,
+            self.clock,
             self._failures,
-            self._poison,
+            poison,
             fences,
             serves=self._offers,
             say=self._gateway_says,
             write=self._notes.request,
         )
-        self._members = Members(
-            config, self.clock, self._delays, self._gateway, fences, self._poison
-        )
+        self._gateways = Gateways(config, self.clock, self._delays, poison)
+        self._members = Members(config, self.clock, self._delays, self._gateways, fences, poison)
+        self._gateways.begin(self._gateway_begins, self._gateway_ended, self._members.is_silent)
         self._stays = HostStays(config, self.clock, self._delays, self._members)
         self._stays.schedule()
         self._lives = 0
+        self._life_world = LifeWorld(
+            self.clock,
+            self._delays,
+            config.step_gap_ns,
+            self._failures,
+            self._stepped,
+            self._stays.stepped,
+            until_ns=lambda: self._limit_ns,
+            gateway_of=self._gateways.name_of,
+        )
         self._horizon_ns = max(
             config.faults.until_ns,
             *(change.at_ns for change in config.changes),
@@ -85,22 +96,21 @@ class SimWorld:
             self._members,
             self._end_life,
             self._take_over,
-            self._gateway.cancel,
+            self._gateways,
         )
         site.schedule(plan)
 
     def arrive_at(self, request: RequestId, model: str, row: TraceRow) -> None:
         """Let the request come at its time."""
         self._horizon_ns = max(self._horizon_ns, row.arrival_ns)
-        self._poison.draw(request, row)
-        self.clock.at(row.arrival_ns, lambda: self._gateway.arrive(request, model, row))
+        self.clock.at(row.arrival_ns, lambda: self._gateways.arrive(request, model, row))
 
     def run(self) -> SimResult:
         """Run until nothing is left to happen, then demand that everything ended well."""
         limit_ns = self._limit_ns
         while self.clock.now_ns <= limit_ns and self.clock.run_next():
             pass
-        self._gateway.all_ended()
+        self._gateways.all_ended()
         assert not self._leaving, f"{list(self._leaving)} were withdrawn and are not gone"
         life, members = self._members.life, self._members.living()
         assert life is not None
@@ -135,8 +145,8 @@ class SimWorld:
     def _begin(self) -> None:
         """A controller begins, and all look for it."""
         life = self._begin_life()
-        delay_ns = self._delays.reconnect_ns()
-        self.clock.after(delay_ns, partial(self._meet_gateway, life))
+        for gateway in self._gateways.by_name.values():
+            self._find_each_other(life, gateway)
         self._members.meet(life)
         self._stays.meet(life)
 
@@ -148,7 +158,8 @@ class SimWorld:
             takeover = Takeover(self.clock, older, longest_ns, choice)
             self._notes.end(older.controller)
             life = self._begin_life(is_takeover=True)
-            takeover.begin(None, partial(self._meet_gateway, life))
+            for name, gateway in self._gateways.by_name.items():
+                takeover.begin(name, partial(self._meet_gateway, life, gateway))
             self._members.take_over(life, takeover)
             self._stays.meet(life)
 
@@ -157,32 +168,29 @@ class SimWorld:
         config = msgspec.structs.replace(self.config.controller, epoch=self._lives, models=models)
         config = taking_over(config, self._lives) if is_takeover else config
         self._lives += 1
-        life = ControllerLife(
-            config,
-            self.clock,
-            self._delays,
-            self.config.step_gap_ns,
-            self._failures,
-            self._stepped,
-            self._stays.stepped,
-            until_ns=lambda: self._limit_ns,
-        )
+        life = ControllerLife(config, self._life_world)
         self._notes.begin(config)
         for name in self._leaving:
             life.push(events.ModelRemoved(name))
         return life
 
-    def _meet_gateway(self, life: ControllerLife) -> None:
-        if life.is_over:
+    def _find_each_other(self, life: ControllerLife, gateway: SimGateway) -> None:
+        meet = partial(self._meet_gateway, life, gateway)
+        self.clock.after(self._delays.reconnect_ns(), meet)
+
+    def _meet_gateway(self, life: ControllerLife, gateway: SimGateway) -> None:
+        name = gateway.name
+        if life.is_over or self._gateways.by_name.get(name) is not gateway:
             return
-        later = self._gateway.later_than(life.epoch)
+        later = gateway.later_than(life.epoch)
         if later is not None:
             life.push(Fenced(later))
             return
-        before, self._met_by_gateway = self._met_by_gateway, life
+        before = self._met_by.get(name)
+        self._met_by[name] = life
         if before is not None:
-            before.fence(None, life.epoch)
-        life.meet_gateway(self._gateway)
+            before.fence(name, life.epoch)
+        life.meet_gateway(gateway)
 
     def _end_life(self) -> None:
         life = self._members.life
@@ -211,10 +219,26 @@ class SimWorld:
         if not _BYTES_MOVE.isdisjoint(map(type, (*received, *ordered))):
             self._notes.traffic(now_ns, self._members.transfers.moves.carried_bytes())
 
-    def _gateway_says(self, event: GatewayEvent) -> None:
+    # -- gateways -------------------------------------------------------------------------------
+
+    def _gateway_begins(self, name: str) -> SimGateway:
+        gateway = SimGateway(name, self._gateway_world)
+        self._members.watch_by(gateway)
+        if self._members.life is not None:
+            self._find_each_other(self._members.life, gateway)
+        return gateway
+
+    def _gateway_ended(self, gateway: SimGateway, lost_after_ns: int) -> None:
+        self._met_by.pop(gateway.name, None)
+        for life in self._members.lives:
+            # Where nothing got through, the end comes with what was held up.
+            life.go_on(gateway.name)
+            life.lose(gateway.name, lost_after_ns)
+
+    def _gateway_says(self, name: str, event: GatewayEvent) -> None:
         # Without a controller nothing is lost: the next one gets a report of every transcript.
-        if self._met_by_gateway is not None:
-            self._met_by_gateway.report(None, event)
+        if name in self._met_by:
+            self._met_by[name].report(name, event)
 
     # -- models ---------------------------------------------------------------------------------
 
