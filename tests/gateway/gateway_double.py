@@ -39,7 +39,8 @@ from livescale.gateway.contract.backend import (
 )
 from livescale.gateway.contract.keys import KeyDigests, KeyRing
 from livescale.gateway.contract.limits import Limits
-from livescale.gateway.endpoints.app import create_app
+from livescale.gateway.endpoints.app import AppOptions, create_app
+from livescale.gateway.http.https import HttpsFiles
 from livescale.gateway.http.server import serve
 from livescale.values.types import FinishReason, TokenLogprobs, Value
 
@@ -366,7 +367,7 @@ class LocalServer:
     ) -> None:
         """`files` of HTTPS, as `serve` takes them."""
         self._app = app
-        self._files = files
+        self._files = HttpsFiles(**files)
         self._drain_s = drain_s
         self._limits = limits
         self._sock = socket.create_server(("127.0.0.1", 0))
@@ -383,7 +384,7 @@ class LocalServer:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._ready.set()
-        await serve(self._app, self._sock, self._stop, self._drain_s, self._limits, **self._files)
+        await serve(self._app, self._sock, self._stop, self._drain_s, self._limits, self._files)
 
     def call(self, function: object, *args: object) -> None:
         """Run a function in the server's loop."""
@@ -404,11 +405,15 @@ def running(
     limits: Limits = LIMITS,
     key_digests: Sequence[str] = (),
     admin_key_digests: Sequence[str] = (),
+    keys: KeyRing | None = None,
+    siblings: Any = None,
     **options: Any,
 ) -> Iterator[LocalServer]:
     if key_digests or admin_key_digests:
-        options["keys"] = KeyRing(KeyDigests(tuple(key_digests), tuple(admin_key_digests)))
-    app = create_app(backend, request_prefix="gw", limits=limits, **options)
+        keys = KeyRing(KeyDigests(tuple(key_digests), tuple(admin_key_digests)))
+    app = create_app(
+        backend, AppOptions("gw", **options), limits=limits, keys=keys, siblings=siblings
+    )
     server = LocalServer(app, drain_s, limits)
     try:
         yield server

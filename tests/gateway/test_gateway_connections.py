@@ -22,7 +22,7 @@ from gateway_double import (
     sse_data,
 )
 
-from livescale.gateway.endpoints.app import create_app
+from livescale.gateway.endpoints.app import AppOptions, create_app
 from livescale.gateway.http.server import serve
 
 PROMPT = {"model": "tiny", "prompt": "x", "max_tokens": 190}
@@ -210,7 +210,7 @@ def test_serve_stops_when_idle_and_leaves_signals_alone(backend: ScriptedBackend
         sock = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{sock.getsockname()[1]}/health"
         serving = asyncio.create_task(
-            serve(create_app(backend, request_prefix="gw"), sock, stop, drain_s=WAIT_S)
+            serve(create_app(backend, AppOptions("gw")), sock, stop, drain_s=WAIT_S)
         )
         async with httpx.AsyncClient(trust_env=False) as client:
             assert (await client.get(url)).status_code == 200

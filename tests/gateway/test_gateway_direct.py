@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from effort import examples
 from livescale.gateway.contract.backend import GenerationFailed
-from livescale.gateway.endpoints.app import create_app
+from livescale.gateway.endpoints.app import AppOptions, create_app
 from livescale.runtime.join.cluster_folder import ClusterFolder
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -59,7 +59,7 @@ class AsgiOnly:
 
 @contextlib.contextmanager
 def served(backend: ScriptedBackend, *, is_direct: bool, **options: Any) -> Iterator[LocalServer]:
-    app: ASGIApp = create_app(backend, request_prefix="gw", limits=LIMITS)
+    app: ASGIApp = create_app(backend, AppOptions("gw"), limits=LIMITS)
     server = LocalServer(app if is_direct else AsgiOnly(app), 0.2, LIMITS, **options)
     try:
         yield server
@@ -237,7 +237,7 @@ def test_every_byte_is_the_same_when_tokens_come_apart(
 def test_only_the_first_and_the_last_events_are_asgi_messages(backend: ScriptedBackend) -> None:
     """Or all these tests would compare one way with itself."""
     bodies: list[bytes] = []
-    app = create_app(backend, request_prefix="gw", limits=LIMITS)
+    app = create_app(backend, AppOptions("gw"), limits=LIMITS)
 
     async def watched(scope: Scope, receive: Receive, send: Send) -> None:
         async def watch(message: Message) -> None:

@@ -24,7 +24,7 @@ from livescale.gateway.contract.schema import (
     CompletionBody,
     EmbeddingBody,
 )
-from livescale.gateway.endpoints.app import create_app
+from livescale.gateway.endpoints.app import AppOptions, create_app
 from livescale.gateway.requests.sampling import (
     GENERATIONS_MAX,
     RANGES,
@@ -132,7 +132,7 @@ def test_defaults_that_cannot_be_sampled_are_refused_at_the_start(model_director
     card = ModelCard("tiny", MODEL_TOKENS_MAX, 0, (1,), model_directory)
     card = dataclasses.replace(card, sampling_defaults=SamplingDefaults(top_p=1.5))
     with pytest.raises(ValueError, match=r"generation_config.*'tiny'.*top_p.*1\.5"):
-        create_app(ScriptedBackend((card,), []), request_prefix="gw")
+        create_app(ScriptedBackend((card,), []), AppOptions("gw"))
 
 
 @pytest.mark.parametrize("base", [PROMPT, CHAT])

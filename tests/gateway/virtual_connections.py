@@ -15,7 +15,7 @@ from gateway_double import ScriptedBackend
 from uvicorn.server import ServerState
 
 from livescale.gateway.contract.limits import Limits
-from livescale.gateway.endpoints.app import create_app
+from livescale.gateway.endpoints.app import AppOptions, create_app
 from livescale.gateway.http.server import server_config
 from virtual_loop import settled
 
@@ -157,7 +157,7 @@ class VirtualGateway:
     def __init__(self, backend: ScriptedBackend, limits: Limits, app: Any = None) -> None:
         if app is None:
             now_s = asyncio.get_running_loop().time
-            app = create_app(backend, request_prefix="gw", limits=limits, now_s=now_s)
+            app = create_app(backend, AppOptions("gw"), limits=limits, now_s=now_s)
         self._config = server_config(app, limits)
         self._config.load()
         self._state = ServerState()

@@ -32,7 +32,7 @@ from livescale.messages.attempts import (
 )
 from livescale.messages.events import HoldingCompleted, LiveStarted, RequestEnded
 from livescale.runtime.member_process.live_parcels import Assembler, Letter, pack
-from livescale.runtime.member_process.peer_lines import PeerLines
+from livescale.runtime.member_process.peer_lines import LineEvents, PeerLines
 from livescale.runtime.wire.protocol import (
     Submit,
     Tokens,
@@ -205,12 +205,14 @@ def test_parcels_that_wait_are_bounded(tiny_model: Path) -> None:
     refused: list[WorkerRef] = []
     lines = PeerLines(
         plane,
+        LineEvents(
+            expected=lambda peer, letter: 0,
+            came=lambda peer, letter, content, came_ns: came.append(peer),
+            lost=lambda peer, is_refused: refused.append(peer),
+            is_taking=lambda peer: False,
+        ),
         patience_s=1.0,
         post=posted.put,
-        expected=lambda peer, letter: 0,
-        came=lambda peer, letter, content, came_ns: came.append(peer),
-        lost=lambda peer, is_refused: refused.append(peer),
-        is_taking=lambda peer: False,
         waiting_bytes_max=5000,
     )
     peers = [WorkerRef(number) for number in (8, 9)]
@@ -251,12 +253,14 @@ def test_what_follows_a_batch_is_opened_when_the_batch_was_taken_in() -> None:
 
     lines = PeerLines(
         plane,
+        LineEvents(
+            expected=lambda peer, letter: 0,
+            came=came,
+            lost=lambda peer, is_refused: None,
+            is_taking=taking.__contains__,
+        ),
         patience_s=1.0,
         post=lambda work: work(),
-        expected=lambda peer, letter: 0,
-        came=came,
-        lost=lambda peer, is_refused: None,
-        is_taking=taking.__contains__,
         waiting_bytes_max=5000,
     )
     first, second = WorkerRef(8), WorkerRef(9)

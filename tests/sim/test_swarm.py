@@ -12,7 +12,13 @@ from effort import examples, mostly_long
 from livescale.main import main
 from livescale.sim.base.run_notes import SimResult
 from livescale.sim.swarm.fabrics import with_fabric
-from livescale.sim.swarm.seeds import draw_lone_world, draw_narrow_world, draw_world, run_seed, run_world
+from livescale.sim.swarm.seeds import (
+    draw_lone_world,
+    draw_narrow_world,
+    draw_world,
+    run_seed,
+    run_world,
+)
 from livescale.sim.swarm.worlds import SwarmWorld, draw_flat_world
 from livescale.telemetry.record.record import read_record
 from livescale.telemetry.replay import replay

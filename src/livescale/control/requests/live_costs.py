@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import ModelState
@@ -34,44 +35,43 @@ def pair_permille(target: Instance) -> int:
 def lag_tokens(now_ns: int, state: ModelState, target: Instance, *, is_timed: bool) -> int:
     """As `tokens_while_loading`, of a loading instance. `is_timed`: counted from its last layer,
     and at the rate that instances really have."""
-    return tokens_while_loading(
-        now_ns=now_ns,
-        layer_bytes=state.spec.layer_bytes,
+    arrival = LayersArriving(
         watermark=target.watermark,
         kept_layers=target.kept_layers if is_timed else 0,
         first_byte_ns=target.first_byte_ns,
         layer_ns=target.layer_ns if is_timed else None,
         predicted_ns=target.predicted_ns,
-        rate=tokens_per_s(state) if is_timed else state.prefill_tokens_per_s,
     )
+    rate = tokens_per_s(state) if is_timed else state.prefill_tokens_per_s
+    return tokens_while_loading(now_ns, state.spec.layer_bytes, arrival, rate)
+
+
+class LayersArriving(NamedTuple):
+    """How far a load is: the target has `watermark` of the model's layers, `kept_layers` of them
+    from an earlier life, which say nothing of how fast others come, and the last one since
+    `layer_ns` (None: the time that is left counts from now). The first byte came at
+    `first_byte_ns`; the whole load was predicted to take `predicted_ns`."""
+
+    watermark: int
+    kept_layers: int
+    first_byte_ns: int | None
+    layer_ns: int | None
+    predicted_ns: int | None
 
 
 def tokens_while_loading(
-    *,
-    now_ns: int,
-    layer_bytes: Sequence[int],
-    watermark: int,
-    kept_layers: int,
-    first_byte_ns: int | None,
-    layer_ns: int | None,
-    predicted_ns: int | None,
-    rate: int | None,
+    now_ns: int, layer_bytes: Sequence[int], load: LayersArriving, rate: int | None
 ) -> int:
     """Prompt tokens that an instance computes, `rate` per second, while what a target misses is on
-    its way.
-
-    The target has `watermark` of the model's layers, `kept_layers` of them from an earlier life,
-    which say nothing of how fast others come, and the last one since `layer_ns` (None: the time
-    that is left counts from now). The others come as fast as those that came since
-    `first_byte_ns`, or as was predicted for the whole load while there is none.
-    """
-    there, missing = sum(layer_bytes[:watermark]), sum(layer_bytes[watermark:])
-    came = there - sum(layer_bytes[:kept_layers])
-    if came and first_byte_ns is not None:
-        last_ns = now_ns if layer_ns is None else layer_ns
-        left_ns = (last_ns - first_byte_ns) * missing // came - (now_ns - last_ns)
-    elif predicted_ns is not None:
-        left_ns = predicted_ns * missing // (there + missing)
+    its way: that comes as fast as what came since the first byte, or as was predicted for the whole
+    load while there is none."""
+    there, missing = sum(layer_bytes[: load.watermark]), sum(layer_bytes[load.watermark :])
+    came = there - sum(layer_bytes[: load.kept_layers])
+    if came and load.first_byte_ns is not None:
+        last_ns = now_ns if load.layer_ns is None else load.layer_ns
+        left_ns = (last_ns - load.first_byte_ns) * missing // came - (now_ns - last_ns)
+    elif load.predicted_ns is not None:
+        left_ns = load.predicted_ns * missing // (there + missing)
     else:
         return UNKNOWN_LAG_TOKENS
     if rate is None:

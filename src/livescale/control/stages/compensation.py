@@ -105,27 +105,18 @@ def compensate(
             break
     if found is None:
         wanted = to_replicas < load.replicas
+        count, found = load.replicas, cores
         reason = "too_few_cores" if wanted else "nothing_to_reclaim"
-        return _compensated(load, model, load.replicas, target_ns, cores, cores, reason)
-    if count > to_replicas:
+    elif count > to_replicas:
         reason = "fewer_reclaimed"
     else:
         reason = "more_cores" if found > cores else "enough_cores"
-    return _compensated(load, model, count, target_ns, cores, found, reason)
-
-
-def _compensated(
-    load: StageLoad,
-    model: CoresModel,
-    replicas: int,
-    target_ns: int,
-    cores: int,
-    to_cores: int,
-    reason: str,
-) -> Compensated:
-    after = with_cores(load, model, cores, to_cores)
-    is_steady = replicas >= after.least_stable
-    sojourn_ns = round(after.sojourn_ns(replicas)) if is_steady else None
+    sojourn_ns = _sojourn_ns(with_cores(load, model, cores, found), count)
     return Compensated(
-        load.stage, load.replicas, replicas, cores, to_cores, reason, sojourn_ns, target_ns
+        load.stage, load.replicas, count, cores, found, reason, sojourn_ns, target_ns
     )
+
+
+def _sojourn_ns(after: StageLoad, replicas: int) -> int | None:
+    """None: the queue would grow for ever."""
+    return round(after.sojourn_ns(replicas)) if replicas >= after.least_stable else None

@@ -58,41 +58,49 @@ from livescale.gateway.requests.prompts import (
 from livescale.gateway.requests.replies import ChatReply, CompletionReply, Reply, ReplyHead
 from livescale.gateway.requests.sampling import Asked, read_asked
 from livescale.gateway.requests.served import ServedModel, ServedModels
-from livescale.gateway.requests.streaming import Generation
+from livescale.gateway.requests.streaming import AnswerTerms, Generation
 from livescale.gateway.text.text import estimated_messages
 
 COMPLETION_OUTPUT_TOKENS = 16
 """Tokens of a completion that names no maximum: OpenAI's default."""
 
 
+@dataclass(frozen=True, slots=True)
+class AppOptions:
+    """Request ids are `{request_prefix}-{n}`. `is_local`: only programs of this machine reach the
+    server: then models can be administered where there are no keys at all. Web pages of
+    `page_origins` may use it (see `pages.py`)."""
+
+    request_prefix: str
+    slo: SloAbsolute | None = None
+    has_vllm_metrics: bool = False
+    is_local: bool = False
+    page_origins: Sequence[str] = ()
+
+
 def create_app(
     backend: Backend,
+    options: AppOptions,
     *,
-    request_prefix: str,
     limits: Limits | None = None,
     keys: KeyRing | None = None,
-    slo: SloAbsolute | None = None,
-    has_vllm_metrics: bool = False,
-    is_local: bool = False,
-    page_origins: Sequence[str] = (),
     siblings: Siblings | None = None,
     now_s: Callable[[], float] = time.monotonic,
 ) -> Starlette:
     """The OpenAI-compatible application over `backend`.
 
-    Request ids are `{request_prefix}-{n}`; without `keys` (see `keys.py`) every client is served.
-    `is_local`: only programs of this machine reach the server: then models can be
-    administered where there are no keys at all. Web pages of `page_origins` may use it (see
-    `pages.py`). Figures are those of its `siblings`, too. Requests arrive and take their time by
-    `now_s`, the clock of the event loop's timers. Reads the tokenizers of all models;
-    raises ValueError naming the file that is missing, broken or recommends what cannot be sampled.
+    Without `keys` (see `keys.py`) every client is served. Figures are those of its `siblings`, too.
+    Requests arrive and take their time by `now_s`, the clock of the event loop's timers. Reads the
+    tokenizers of all models; raises ValueError naming the file that is missing, broken or
+    recommends what cannot be sampled.
     """
+    slo, page_origins = options.slo, options.page_origins
     limits = limits or Limits()
     keys = keys or KeyRing()
     earlier = siblings.earlier().models if siblings is not None else ()
     metrics = Metrics((card.name for card in backend.models()), slo, earlier)
     totals = Totals(metrics, backend, siblings)
-    page = MetricsPage(totals, has_slo=slo is not None, has_vllm_names=has_vllm_metrics)
+    page = MetricsPage(totals, has_slo=slo is not None, has_vllm_names=options.has_vllm_metrics)
     served = ServedModels(backend, metrics)
     bodies = Bodies(limits, served.prompt_tokens_max, served.text_chars_max, keys)
     gateway = _Gateway(backend, limits, metrics, page, served, bodies, now_s)
@@ -102,14 +110,14 @@ def create_app(
         totals=totals,
         has_slo=slo is not None,
         read_body=bodies.read,
-        is_local=is_local,
+        is_local=options.is_local,
         keys=keys,
     )
     endpoints = [*gateway.endpoints(), *_administration(admin)]
     app = Application(
         routes=routes_of(endpoints, keys),
         middleware=[
-            Middleware(Envelope, request_prefix=request_prefix, now_s=now_s),
+            Middleware(Envelope, request_prefix=options.request_prefix, now_s=now_s),
             *([Middleware(PageGate, origins=page_origins)] if page_origins else []),
             Middleware(KeyGate, keys=keys),
             Middleware(ErrorAnswers),
@@ -344,10 +352,9 @@ class _Gateway:
             reply=reply,
             metrics=self._metrics,
             turn_end=self._turn_end,
-            arrived_s=request.state.arrived_s,
-            is_streamed=is_streamed,
-            timeout_s=self._limits.request_timeout_s,
-            now_s=self._now_s,
+            terms=AnswerTerms(
+                is_streamed, request.state.arrived_s, self._limits.request_timeout_s, self._now_s
+            ),
         )
 
 

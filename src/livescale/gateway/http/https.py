@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import ssl
+from typing import NamedTuple
 
 from livescale.common.settings import ConfigError
+
+
+class HttpsFiles(NamedTuple):
+    """A certificate and its key, PEM (None: plain HTTP)."""
+
+    certfile: str | None = None
+    keyfile: str | None = None
 
 
 def check_https(certfile: str | None, keyfile: str | None) -> None:

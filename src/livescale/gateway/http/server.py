@@ -27,10 +27,12 @@ from livescale.gateway.contract.pacing import (
     PacedFlow,
     ReadPacer,
 )
+from livescale.gateway.http.https import HttpsFiles
 from livescale.gateway.requests.direct import WritingConnection
 
 log = logging.getLogger(__name__)
 
+_PLAIN = HttpsFiles()
 KEEP_ALIVE_S = 75
 """Longer than clients keep idle connections, so that they do not meet one being closed."""
 CANCEL_S = 5.0
@@ -47,17 +49,15 @@ async def serve(
     stop: asyncio.Event,
     drain_s: float,
     limits: Limits | None = None,
-    *,
-    certfile: str | None = None,
-    keyfile: str | None = None,
+    files: HttpsFiles = _PLAIN,
 ) -> None:
-    """Serve on `sock` (bound, and closed on return) until `stop` is set; then drain. With a
-    certificate and its key it is HTTPS.
+    """Serve on `sock` (bound, and closed on return) until `stop` is set; then drain. With `files`
+    it is HTTPS.
 
     After `stop` no connection is accepted, running responses may finish for `drain_s` seconds, and
     what still runs then is cancelled. No signal handler is installed.
     """
-    config = server_config(app, limits or Limits(), certfile=certfile, keyfile=keyfile)
+    config = server_config(app, limits or Limits(), files)
     # Declared as whole seconds, but only handed to asyncio.wait_for.
     config.timeout_graceful_shutdown = drain_s  # type: ignore[assignment]
     server = _Server(config)
@@ -75,9 +75,7 @@ async def serve(
         await asyncio.gather(stopping, return_exceptions=True)
 
 
-def server_config(
-    app: ASGIApp, limits: Limits, *, certfile: str | None = None, keyfile: str | None = None
-) -> uvicorn.Config:
+def server_config(app: ASGIApp, limits: Limits, files: HttpsFiles = _PLAIN) -> uvicorn.Config:
     """How connections are served: by a protocol that keeps to the limits, all of whose timers are
     those of its event loop."""
     # uvicorn takes any callable that makes a protocol.
@@ -94,8 +92,8 @@ def server_config(
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        ssl_certfile=certfile,
-        ssl_keyfile=keyfile,
+        ssl_certfile=files.certfile,
+        ssl_keyfile=files.keyfile,
     )
 
 

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
@@ -38,6 +39,17 @@ _EVENT_STREAM = (
 _JSON = (b"content-type", b"application/json")
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerTerms:
+    """How a request is answered, and until when: it arrived at `arrived_s` of the clock `now_s`,
+    and may take `timeout_s` (None: any time)."""
+
+    is_streamed: bool
+    arrived_s: float
+    timeout_s: float | None = None
+    now_s: Callable[[], float] = time.monotonic
+
+
 class Generation:
     """The answer to one generation request (an ASGI application); submits it when the server is
     ready to answer."""
@@ -49,20 +61,14 @@ class Generation:
         reply: Reply,
         metrics: Metrics,
         turn_end: TurnEnd,
-        arrived_s: float,
-        is_streamed: bool,
-        timeout_s: float | None = None,
-        now_s: Callable[[], float] = time.monotonic,
+        terms: AnswerTerms,
     ) -> None:
         self._backend = backend
         self._orders = orders
         self._reply = reply
         self._metrics = metrics
         self._turn_end = turn_end
-        self._arrived_s = arrived_s
-        self._is_streamed = is_streamed
-        self._timeout_s = timeout_s
-        self._now_s = now_s
+        self._terms = terms
         self._choices: list[Choice] = []
         self._has_come = asyncio.Event()
         self._arrivals = Arrivals(self._has_come.set)
@@ -73,7 +79,7 @@ class Generation:
         """Answer. Raises ApiError while nothing has been sent."""
         self._submit()
         try:
-            if self._is_streamed:
+            if self._terms.is_streamed:
                 await self._answer_streamed(offered_writer(scope), receive, send)
             else:
                 await unless_disconnected(receive, self._answer_whole(send), self._rest_s())
@@ -86,7 +92,7 @@ class Generation:
             # the client is still there: send an error instead of tearing the connection.
             if not self._has_started:
                 raise stopping() from None
-            if not self._is_streamed:
+            if not self._terms.is_streamed:
                 raise  # half a JSON body has left: only a closed connection shows that
             if not self._has_ended:
                 await self._end_with_error(stopping(), send)
@@ -105,24 +111,24 @@ class Generation:
         with self._metrics.counting_rejections(model), refusals_answered():
             streams = self._backend.submit([order.request for order in self._orders])
         for order, stream in zip(self._orders, streams, strict=True):
-            meter = self._metrics.meter(model, len(order.request.prompt_ids), self._arrived_s)
-            choice = Choice(order, stream, meter, self._now_s)
+            meter = self._metrics.meter(model, len(order.request.prompt_ids), self._terms.arrived_s)
+            choice = Choice(order, stream, meter, self._terms.now_s)
             self._choices.append(choice)
             self._arrivals.add(choice, stream)
 
     def _rest_s(self) -> float | None:
         """What is left of the request's time; None: no limit."""
-        if self._timeout_s is None:
+        if self._terms.timeout_s is None:
             return None
-        return max(0.0, self._arrived_s + self._timeout_s - self._now_s())
+        return max(0.0, self._terms.arrived_s + self._terms.timeout_s - self._terms.now_s())
 
     async def _answer_timeout(self, send: Send) -> None:
-        assert self._timeout_s is not None
-        message = f"The request exceeded its time limit of {self._timeout_s:g} s"
+        assert self._terms.timeout_s is not None
+        message = f"The request exceeded its time limit of {self._terms.timeout_s:g} s"
         error = ApiError(504, message, code="request_timeout")
         if not self._has_started:
             raise error
-        if self._is_streamed and not self._has_ended:
+        if self._terms.is_streamed and not self._has_ended:
             await self._end_with_error(error, send)
 
     def _give_up(self, outcome: str) -> None:

@@ -15,7 +15,8 @@ import uvloop
 
 from livescale.gateway.contract.keys import KeyDigests, KeyRing
 from livescale.gateway.contract.limits import Limits
-from livescale.gateway.endpoints.app import create_app
+from livescale.gateway.endpoints.app import AppOptions, create_app
+from livescale.gateway.http.https import HttpsFiles
 from livescale.gateway.http.server import serve
 from livescale.runtime.gateway_process.pool_backend import PoolBackend
 from livescale.runtime.gateway_process.sibling_gateways import SiblingGateways
@@ -69,17 +70,14 @@ async def _main(boot: GatewayBoot) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(boot.pool.lost_after_ms / 1000):
                 await backend.is_known.wait()
-    app = create_app(
-        backend,
+    options = AppOptions(
         request_prefix=boot.gateway,
-        limits=limits,
-        keys=keys,
-        page_origins=boot.page_origins,
         slo=backend.slo,
         has_vllm_metrics=boot.pool.metrics_compat == "vllm",
         is_local=ipaddress.ip_address(listener.getsockname()[0]).is_loopback,
-        siblings=siblings,
+        page_origins=boot.page_origins,
     )
+    app = create_app(backend, options, limits=limits, keys=keys, siblings=siblings)
     _spare_collections()
     if siblings is not None:
         await siblings.open()
@@ -90,8 +88,7 @@ async def _main(boot: GatewayBoot) -> None:
         stop,
         boot.pool.drain_timeout_s,
         limits,
-        certfile=boot.pool.ssl_certfile,
-        keyfile=boot.pool.ssl_keyfile,
+        HttpsFiles(boot.pool.ssl_certfile, boot.pool.ssl_keyfile),
     )
     if siblings is not None:
         await siblings.close()

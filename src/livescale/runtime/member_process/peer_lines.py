@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from livescale.runtime.member_process.live_parcels import Assembler, Letter, ParcelError, pack
@@ -26,6 +27,20 @@ _PARCEL_COST_BYTES = 1 << 10
 """What a parcel takes that waits, besides its bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class LineEvents:
+    """What the owner of lines makes of them. `expected` says how many bytes come with a letter
+    (None: they are not wanted) or raises ValueError; `came` is given letters that are complete, and
+    when their last byte was here; `lost` peers that are lost, or (True) that sent what is no
+    message. While a batch of a peer `is_taking` place, what is expected next of that peer is not
+    known yet."""
+
+    expected: Callable[[WorkerRef, Letter], int | None]
+    came: Callable[[WorkerRef, Letter, bytearray, int], None]
+    lost: Callable[[WorkerRef, bool], None]
+    is_taking: Callable[[WorkerRef], bool]
+
+
 class PeerLines:
     """All peers of one worker. Methods are called on the member's thread, which `post` lets do
     something between two Runs."""
@@ -33,28 +48,18 @@ class PeerLines:
     def __init__(
         self,
         data_plane: DataPlane,
+        events: LineEvents,
         *,
         patience_s: float,
         post: Callable[[Callable[[], None]], None],
-        expected: Callable[[WorkerRef, Letter], int | None],
-        came: Callable[[WorkerRef, Letter, bytearray, int], None],
-        lost: Callable[[WorkerRef, bool], None],
-        is_taking: Callable[[WorkerRef], bool],
         waiting_bytes_max: int = _WAITING_BYTES_MAX,
     ) -> None:
-        """`patience_s`: how long a peer may leave what it is sent unread. `expected` says how many
-        bytes come with a letter (None: they are not wanted) or raises ValueError; `came` is given
-        letters that are complete, and when their last byte was here; `lost` peers that are lost, or
-        (True) that sent what is no message. While a batch of a peer `is_taking` place, what is
-        expected next of that peer is not known yet. `waiting_bytes_max`: of all parcels that were
-        not opened."""
+        """`patience_s`: how long a peer may leave what it is sent unread. `waiting_bytes_max`: of
+        all parcels that were not opened."""
         self._data_plane = data_plane
+        self._events = events
         self._patience_s = patience_s
         self._post = post
-        self._expected = expected
-        self._came = came
-        self._lost = lost
-        self._is_taking = is_taking
         self._lines: dict[WorkerRef, _Line] = {}
         self._assemblers: dict[WorkerRef, Assembler] = {}
         #: parcels that were not opened, in order, and when each was here
@@ -79,14 +84,14 @@ class PeerLines:
         line = self._lines.pop(peer, None)
         if line is not None:
             line.close()
-        self._lost(peer, False)
+        self._events.lost(peer, False)
 
     def refuse(self, peer: WorkerRef, reason: str) -> None:
         """What it sent is no message, is not to be believed or was lost: what follows of it is no
         message either. It is told so where it waits for an answer."""
         _log.warning("no more live work with %s: %s", peer, reason)
         self._forget(peer)
-        self._lost(peer, True)
+        self._events.lost(peer, True)
 
     def _forget(self, peer: WorkerRef) -> None:
         """What came of the peer and was not taken is no message any more."""
@@ -147,18 +152,18 @@ class PeerLines:
             self._open(peer)
 
     def _open(self, peer: WorkerRef) -> None:
-        while (parcels := self._unopened.get(peer)) and not self._is_taking(peer):
+        while (parcels := self._unopened.get(peer)) and not self._events.is_taking(peer):
             came_ns, parcel = parcels.popleft()
             self._count_opened(parcel)
             if peer not in self._assemblers:
-                self._assemblers[peer] = Assembler(partial(self._expected, peer))
+                self._assemblers[peer] = Assembler(partial(self._events.expected, peer))
             try:
                 complete = self._assemblers[peer].take(parcel)
             except ValueError as error:
                 self.refuse(peer, str(error))
                 return
             if complete is not None:
-                self._came(peer, *complete, came_ns)
+                self._events.came(peer, *complete, came_ns)
         if not parcels:
             self._unopened.pop(peer, None)
 

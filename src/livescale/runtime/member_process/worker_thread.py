@@ -26,7 +26,7 @@ from livescale.messages.events import AnyEvent
 from livescale.runtime.member_process.assigned_model import AssignedModel, ModelFailed
 from livescale.runtime.member_process.live_parcels import Letter, ParcelError
 from livescale.runtime.member_process.member_thread import MemberThread
-from livescale.runtime.member_process.peer_lines import PeerLines
+from livescale.runtime.member_process.peer_lines import LineEvents, PeerLines
 from livescale.runtime.member_process.run_answers import SUM_BYTES, RunAnswers
 from livescale.runtime.member_process.run_lane import RunLane
 from livescale.runtime.wire.boot import WorkerBoot
@@ -78,15 +78,14 @@ class WorkerThread(MemberThread):
         super().__init__(boot, member, arena, data_plane, reporter.to_controller, executor.prepare)
         self._executor, self.is_engine = executor, executor.is_engine
         self._reporter = reporter
-        self._peers = PeerLines(
-            data_plane,
-            patience_s=boot.live.answer_ns / 1e9,
-            post=self.post,
+        events = LineEvents(
             expected=self._expected_bytes,
             came=self._came,
             lost=lambda peer, is_refused: self._inputs.append(inputs.PeerLost(peer, is_refused)),
             is_taking=self._is_taking,
         )
+        patience_s = boot.live.answer_ns / 1e9
+        self._peers = PeerLines(data_plane, events, patience_s=patience_s, post=self.post)
         #: what the executor has
         self._model = AssignedModel(
             executor, lambda plan, why: self.post(inputs.FetchFailed(plan, why))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from livescale.config.pool import PoolConfig
-from livescale.control.requests.live_costs import tokens_while_loading
+from livescale.control.requests.live_costs import LayersArriving, tokens_while_loading
 from livescale.control.requests.router import Router
 from livescale.lab.bench.live.live_fleet import (
     SOURCE,
@@ -99,14 +99,13 @@ class OverlapSplit:
         setting = self.fleet.setting
         first = self.fleet.of_target(FirstByteArrived)
         arrived = self.fleet.of_target(LayerArrived)
-        lag = tokens_while_loading(
-            now_ns=time.monotonic_ns(),
-            layer_bytes=[entry.size_bytes for entry in setting.manifest.layers],
+        load = LayersArriving(
             watermark=self.fleet.watermark,
             kept_layers=0,
             first_byte_ns=first[0].at_ns if first else None,
             layer_ns=arrived[-1].at_ns if arrived else None,
             predicted_ns=setting.load_ns,
-            rate=self.tokens_per_s,
         )
+        sizes = [entry.size_bytes for entry in setting.manifest.layers]
+        lag = tokens_while_loading(time.monotonic_ns(), sizes, load, self.tokens_per_s)
         return Route((Hop(partners, None),), lag_tokens=lag, ahead_tokens=lag)
