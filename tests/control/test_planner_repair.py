@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from effort import examples
 from livescale.control.multicast.planner import STRATEGIES, make_plan
-from livescale.control.multicast.repair import nearest, repair
+from livescale.control.multicast.repair import Ways, nearest, repair
 from livescale.values.chunks import ChunkRange, Feed
 from livescale.values.types import FromStorage, FromWorker, WorkerRef
 
@@ -44,29 +44,29 @@ def check_sound(feeds_of: FeedsOf, holders: list[WorkerRef], chunks: int = 24) -
 
 def test_a_chain_closes_over_a_dead_member() -> None:
     feeds_of = {W[1]: whole(W[0]), W[2]: whole(W[1]), W[3]: whole(W[2])}
-    assert repair(feeds_of, W[2], [W[3]], [W[0]], singles(4)) == {W[3]: whole(W[1])}
+    assert repair(feeds_of, W[2], [W[3]], Ways(singles(4), [W[0]])) == {W[3]: whole(W[1])}
 
 
 def test_a_dead_source_is_replaced_by_the_nearest_idle_copy() -> None:
     feeds_of = {W[5]: whole(W[0]), W[6]: whole(W[5])}
     topology = rails(3, 4)
     holders = [W[0], W[8], W[6], W[9], W[7]]
-    assert repair(feeds_of, W[0], [W[5]], holders, topology) == {W[5]: whole(W[6])}
+    assert repair(feeds_of, W[0], [W[5]], Ways(topology, holders)) == {W[5]: whole(W[6])}
     busy = {W[6]: 1, W[7]: 2}
-    assert repair(feeds_of, W[0], [W[5]], holders, topology, busy) == {W[5]: whole(W[9])}
+    assert repair(feeds_of, W[0], [W[5]], Ways(topology, holders, busy)) == {W[5]: whole(W[9])}
     assert nearest(W[5], [W[0], H[1], W[7], W[9]], topology, {}) == [W[7], H[1], W[9], W[0]]
 
 
 def test_without_a_copy_the_head_takes_storage_and_else_has_no_way() -> None:
     feeds_of = {W[1]: whole(W[0]), W[2]: whole(W[1])}
-    answer = repair(feeds_of, W[0], [W[1]], [], singles(3), has_storage=True)
+    answer = repair(feeds_of, W[0], [W[1]], Ways(singles(3), has_storage=True))
     assert answer == {W[1]: (Feed(FromStorage(), ALL),)}
-    assert repair(feeds_of, W[0], [W[1]], [], singles(3)) == {}
+    assert repair(feeds_of, W[0], [W[1]], Ways(singles(3))) == {}
 
 
 def test_somebody_who_loads_the_same_is_asked_when_no_copy_is_left() -> None:
     feeds_of = {W[1]: whole(W[0]), W[2]: whole(W[7]), W[3]: whole(W[2])}
-    assert repair(feeds_of, W[0], [W[1]], [], singles(8)) == {W[1]: whole(W[2])}
+    assert repair(feeds_of, W[0], [W[1]], Ways(singles(8))) == {W[1]: whole(W[2])}
 
 
 def test_only_the_shards_of_the_lost_one_are_replaced() -> None:
@@ -74,7 +74,7 @@ def test_only_the_shards_of_the_lost_one_are_replaced() -> None:
     feeds_of = {load.receiver: load.feeds for load in plan.loads}
     lost = W[5]
     receivers = readers_of(feeds_of, lost)
-    answer = repair(feeds_of, lost, receivers, list(W[:4]), rails(3, 4))
+    answer = repair(feeds_of, lost, receivers, Ways(rails(3, 4), W[:4]))
     assert sorted(answer) == sorted(receivers)
     for receiver, feeds in answer.items():
         for old, new in zip(feeds_of[receiver], feeds, strict=True):
@@ -102,7 +102,7 @@ def test_plans_survive_the_loss_of_member_after_member(data: st.DataObject) -> N
         is_dead = data.draw(st.booleans())  # else: it delivers corrupt bytes, and goes on itself
         holders = [h for h in holders if h != lost]
         receivers = readers_of(feeds_of, lost)
-        answer = repair(feeds_of, lost, receivers, holders, topology, has_storage=True)
+        answer = repair(feeds_of, lost, receivers, Ways(topology, holders, has_storage=True))
         assert sorted(answer) == sorted(receivers)
         for receiver in receivers:
             old = [feed.chunks for feed in feeds_of[receiver]]

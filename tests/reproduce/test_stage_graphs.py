@@ -21,7 +21,7 @@ from livescale.control.stages.formulas.variation import (
 )
 from livescale.control.stages.formulas.variation import line as line_of
 from livescale.lab.reproduce.quart.quart import gamma_gaps
-from livescale.lab.reproduce.quart.stage_graph_scaling import play_scaled
+from livescale.lab.reproduce.quart.stage_graph_scaling import ScaledPool, play_scaled
 from livescale.lab.reproduce.quart.stage_graphs import play_graph
 from livescale.lab.reproduce.quart.stage_lines import play_line
 from livescale.values.scaling_policies import StagesByQueue
@@ -133,10 +133,9 @@ def test_the_total_holds_at_every_moment(seed: int, rate: float, total: int, smo
         came,
         graph,
         services,
-        StagesByQueue(smooths=smooths),
-        replicas=[1] * graph.stages,
-        replicas_total=total,
-        load_s=drawn.choice((0.0, 0.5, 3.0)),
+        ScaledPool(
+            StagesByQueue(smooths=smooths), [1] * graph.stages, total, drawn.choice((0.0, 0.5, 3.0))
+        ),
     )
     assert np.isfinite(scaled.run.leaves).all()
     for decided in scaled.decided:
@@ -157,10 +156,7 @@ def test_replicas_that_stay_serve_as_in_the_world_without_decisions() -> None:
         came,
         DIAMOND,
         services,
-        StagesByQueue(smooths=False),
-        replicas=[1] * 4,
-        replicas_total=4,
-        load_s=1.0,
+        ScaledPool(StagesByQueue(smooths=False), [1] * 4, 4, load_s=1.0),
     )
     run = play_graph(came, DIAMOND, services, [1] * 4)
     np.testing.assert_allclose(scaled.run.leaves, run.leaves)
@@ -173,10 +169,9 @@ def test_of_two_ways_the_slow_one_grows(slow: int) -> None:
     services[slow] = 0.15
     rng = np.random.default_rng(5)
     gaps = np.concatenate([rng.exponential(1 / rate, 300) for rate in (3, 10, 3)])
-    setting = {"replicas": [1] * 4, "load_s": 0.5}
     scaled, fixed = (
         play_scaled(
-            np.cumsum(gaps), DIAMOND, services, StagesByQueue(), replicas_total=total, **setting
+            np.cumsum(gaps), DIAMOND, services, ScaledPool(StagesByQueue(), [1] * 4, total, 0.5)
         )
         for total in (8, 4)
     )

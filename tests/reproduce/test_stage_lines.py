@@ -94,8 +94,7 @@ def test_a_stage_of_exponential_services_waits_as_erlang_says() -> None:
     run = gamma_line(
         np.random.default_rng(2),
         [3],
-        load=0.7,
-        narrowest=3,
+        rate=0.7 * 3,
         arrival_cv=1,
         service_cv=1,
         count=200_000,
@@ -110,8 +109,7 @@ def test_eight_even_stages_at_ninety_percent(arrival_cv: float, printed: float) 
         gamma_line(
             np.random.default_rng(1),
             [first, *[REPLICAS] * (STAGES - 1)],
-            load=LOAD,
-            narrowest=REPLICAS,
+            rate=LOAD * REPLICAS,
             arrival_cv=arrival_cv,
             count=2_000_000,
         )
@@ -132,8 +130,7 @@ def test_noisy_services_leave_little_to_gain_at_one_stage(count: int) -> None:
         gamma_line(
             np.random.default_rng(4),
             [first, *[others] * (STAGES - 1)],
-            load=LOAD,
-            narrowest=REPLICAS,
+            rate=LOAD * REPLICAS,
             arrival_cv=4.0,
             service_cv=0.3,
             count=count,

@@ -11,7 +11,7 @@ from livescale.clusters.topology import Device, Host, Leaf, Topology
 from livescale.member import inputs
 from livescale.sim.base.clock import Clock
 from livescale.sim.base.config import SERVING_FIRST
-from livescale.sim.links.transfers import Transfers
+from livescale.sim.links.transfers import Transfers, TransferTimes
 from livescale.values.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.values.types import FromStorage, FromWorker, Upstream, WorkerRef, agent_ref
 
@@ -90,7 +90,10 @@ class Play:
         self.world = world
         self.clock = Clock()
         self.transfers = Transfers(
-            *(self.clock, world.topology, wait_ns, stall_ns, load_ns, parameter_percent),
+            self.clock,
+            world.topology,
+            TransferTimes(wait_ns, stall_ns, load_ns),
+            parameter_percent,
             link_sharing,
         )
         self.hearers: dict[WorkerRef, Hearer] = {}

@@ -29,7 +29,7 @@ from livescale.sim.base.clock import Clock
 from livescale.sim.base.config import SimConfig
 from livescale.sim.base.run_notes import SimResult
 from livescale.sim.links.live_link import LiveLink
-from livescale.sim.links.transfers import Transfers
+from livescale.sim.links.transfers import Transfers, TransferTimes
 from livescale.sim.world.simulate import simulate
 from livescale.telemetry.record.record import StepLine, read_record
 from livescale.values.bindings import Binding, EarlyBinding, LateBinding
@@ -234,7 +234,7 @@ def test_messages_come_in_order_and_no_faster_than_links(
     clock, rate = Clock(), 1 << 30
     refs = [WorkerRef(number) for number in range(4)]
     topology = Topology(devices={ref: make_device(rate) for ref in refs})
-    serving = Transfers(clock, topology, 1, 1).moves.serving
+    serving = Transfers(clock, topology, TransferTimes(1, 1)).moves.serving
     link = LiveLink(clock, serving, Late(delays, clock), lambda *_: None)
     ears = {ref: Ear(clock) for ref in refs}
     for ref, ear in ears.items():
@@ -278,7 +278,7 @@ def test_both_learn_that_a_line_broke_before_anything_comes_over_the_next_one(
     clock = Clock()
     one, other = WorkerRef(0), WorkerRef(1)
     topology = Topology(devices={ref: make_device(1 << 30) for ref in (one, other)})
-    serving = Transfers(clock, topology, 1, 1).moves.serving
+    serving = Transfers(clock, topology, TransferTimes(1, 1)).moves.serving
     link = LiveLink(clock, serving, Late(delays, clock, one_in), lambda *_: None)
     told: list[tuple[WorkerRef, int | None]] = []
     sent_after: dict[int, int] = {}

@@ -11,7 +11,7 @@ from livescale.clusters.topology import Device, Topology
 from livescale.member import inputs
 from livescale.sim.base.clock import Clock
 from livescale.sim.links.feeding import all_chunks, bytes_in, pieces_of
-from livescale.sim.links.transfers import Transfers
+from livescale.sim.links.transfers import Transfers, TransferTimes
 from livescale.values.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.values.types import FromStorage, FromWorker, WorkerRef
 
@@ -53,7 +53,7 @@ class Scene:
         rate = 1_000_000_000
         device = Device("sim", "host", "leaf", 1 << 30, 1 << 30, rate, 2 * rate)
         topology = Topology(dict.fromkeys(W, device), remote_storage_bytes_per_s=rate)
-        self.transfers = Transfers(self.clock, topology, WAIT_NS, STALL_NS)
+        self.transfers = Transfers(self.clock, topology, TransferTimes(WAIT_NS, STALL_NS))
         self.members = {ref: Member(self, ref) for ref in W}
         self.load(0, Feed(FromStorage(), GRID.all()))
         self.run()

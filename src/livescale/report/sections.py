@@ -156,8 +156,7 @@ class Gallery:
                 self._name(),
                 run.history,
                 [(load.instance, load.worker.worker) for load in loads],
-                event.decided_ns,
-                until_ns,
+                (event.decided_ns, until_ns),
                 self._part_colours,
                 is_wide=not in_twos,
             )

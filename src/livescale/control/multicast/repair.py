@@ -7,6 +7,7 @@ chunks. No ids, no orders and no time: the controller tells the receivers.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -18,22 +19,25 @@ from livescale.values.types import FromStorage, FromWorker, Upstream, WorkerRef
 FeedsByReceiver = Mapping[WorkerRef, tuple[Feed, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Who else has the rank: `holders` have complete copies of it, agents among them; `readers`
+    counts who reads from each already. No receiver is sent to those that are `avoided`."""
+
+    topology: Topology
+    holders: Sequence[WorkerRef] = ()
+    readers: Mapping[WorkerRef, int] = field(default_factory=dict)
+    has_storage: bool = False
+    avoided: Collection[WorkerRef] = ()
+
+
 def repair(
-    feeds_of: FeedsByReceiver,
-    lost: WorkerRef,
-    receivers: Sequence[WorkerRef],
-    holders: Sequence[WorkerRef],
-    topology: Topology,
-    readers: Mapping[WorkerRef, int] | None = None,
-    has_storage: bool = False,
-    avoided: Collection[WorkerRef] = (),
+    feeds_of: FeedsByReceiver, lost: WorkerRef, receivers: Sequence[WorkerRef], ways: Ways
 ) -> dict[WorkerRef, tuple[Feed, ...]]:
     """All feeds of each of the `receivers`, with those from `lost` replaced chunk for chunk.
 
     `feeds_of` are the feeds of everybody who is loading this rank of the model now, those of
-    `lost` too while they are known (they may be those it had when it died). `holders` have
-    complete copies of the rank, agents among them; `readers` counts who reads from each already.
-    No receiver is sent to those that are `avoided`.
+    `lost` too while they are known (they may be those it had when it died).
 
     In this order: the lost one's own upstream for these chunks, so that a chain closes over the
     gap; a holder (idle ones first, then by nearness: same group, host, leaf); a receiver of
@@ -42,20 +46,21 @@ def repair(
     """
     answer: dict[WorkerRef, tuple[Feed, ...]] = {}
     now = dict(feeds_of)
-    load = dict(readers or {})
-    whole = [holder for holder in holders if holder != lost]
+    load = dict(ways.readers)
+    whole = [holder for holder in ways.holders if holder != lost]
+    left = replace(ways, holders=whole, readers=load)
     for receiver in sorted(receivers):
         feeds: list[Feed] = []
         for feed in now[receiver]:
             if feed.upstream != FromWorker(lost):
                 feeds.append(feed)
                 continue
-            found = _instead(receiver, feed, lost, now, whole, topology, load, avoided)
+            found = _instead(receiver, feed, lost, now, left)
             upstream: Upstream
             if found is not None:
                 load[found] = load.get(found, 0) + 1
                 upstream = FromWorker(found)
-            elif has_storage:
+            elif ways.has_storage:
                 upstream = FromStorage()
             else:
                 break
@@ -116,14 +121,12 @@ def _instead(
     feed: Feed,
     lost: WorkerRef,
     feeds_of: FeedsByReceiver,
-    whole: Sequence[WorkerRef],
-    topology: Topology,
-    readers: Mapping[WorkerRef, int],
-    avoided: Collection[WorkerRef],
+    ways: Ways,
 ) -> WorkerRef | None:
     """Who in the cluster's memory feeds the receiver from now on."""
-    order = nearest(receiver, whole, topology, readers)
-    mates = nearest(receiver, [r for r in feeds_of if r != lost], topology, readers)
+    order = nearest(receiver, ways.holders, ways.topology, ways.readers)
+    mates = [other for other in feeds_of if other != lost]
+    mates = nearest(receiver, mates, ways.topology, ways.readers)
     known = dict.fromkeys([*order, *mates])
     above = [
         theirs.upstream.worker
@@ -133,7 +136,7 @@ def _instead(
     candidates = dict.fromkeys([*(u for u in above if u in known), *order, *mates])
     holders = dict.fromkeys(order)
     for candidate in candidates:
-        if candidate in avoided:
+        if candidate in ways.avoided:
             continue
         if candidate in holders:
             return candidate

@@ -7,7 +7,7 @@ becomes orders.
 from __future__ import annotations
 
 from livescale.clusters.topology import Topology
-from livescale.control.multicast.repair import repair
+from livescale.control.multicast.repair import Ways, repair
 from livescale.control.planning.loads import Loads, OpenLoad
 from livescale.control.state.pool import ParameterPool
 from livescale.messages.commands import AmendHolding
@@ -38,15 +38,7 @@ def _feeds(
     known = {upstream.worker: None for feeds in feeds_of.values() for upstream in senders(feeds)}
     known |= dict.fromkeys([*holders, *feeds_of])
     readers: dict[WorkerRef, int] = {worker: pool.reads.count(worker) for worker in known}
+    ways = Ways(topology, holders, readers, has_storage=True, avoided=load.shunned)
     for lost in sorted(load.failed):
-        feeds_of |= repair(
-            feeds_of,
-            lost,
-            [load.receiver],
-            holders,
-            topology,
-            readers,
-            has_storage=True,
-            avoided=load.shunned,
-        )
+        feeds_of |= repair(feeds_of, lost, [load.receiver], ways)
     return feeds_of[load.receiver]

@@ -21,7 +21,14 @@ from livescale.report.pictures.canvas import (
     draw_picture,
     time_axis,
 )
-from livescale.report.pictures.lanes import Shape, draw_shapes, instance_shapes, part_name, tint
+from livescale.report.pictures.lanes import (
+    LanesShown,
+    Shape,
+    draw_shapes,
+    instance_shapes,
+    part_name,
+    tint,
+)
 from livescale.report.run.reported_run import ReportedRun
 from livescale.telemetry.history.reading import History
 from livescale.telemetry.record.record import StepLine
@@ -192,6 +199,7 @@ def _shapes(run: ReportedRun, visits: Sequence[HostVisit], places: dict[str, int
     instances = run.history.instances
     parts = dict.fromkeys(part_name(one.model, role) for one in instances for _, role in one.roles)
     colours = {part: COLOURS[n % len(COLOURS)] for n, part in enumerate(parts)}
+    shown = LanesShown(run.started_ns, run.history.end_ns, colours)
     shapes = []
     for instance in run.history.instances:
         for held in instance.holdings:
@@ -202,7 +210,5 @@ def _shapes(run: ReportedRun, visits: Sequence[HostVisit], places: dict[str, int
             middle = (
                 places[visit.host] - 0.4 + part * (visit.workers.index(held.member.worker) + 0.5)
             )
-            shapes += instance_shapes(
-                instance, held, middle, part, run.started_ns, run.history.end_ns, colours
-            )
+            shapes += instance_shapes(instance, held, (middle, part), shown)
     return shapes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
@@ -57,6 +58,14 @@ def tint(colour: str, share: float) -> tuple[float, float, float]:
     return red, green, blue
 
 
+class LanesShown(NamedTuple):
+    """From when on lanes are shown, when the run ended, and the colours by `part_name`."""
+
+    zero_ns: int
+    end_ns: int
+    colours: Mapping[str, str]
+
+
 def state_tint(colour: str, state: InstanceState | None) -> tuple[float, float, float]:
     """How a state is shown; None is the part of a load that is there."""
     return tint(colour, _FILL if state is None else _TINTS[state])
@@ -68,15 +77,14 @@ def lanes(
     """One lane per worker over the whole load, of the first LANES_MAX; `colours` are found by
     `part_name`."""
     workers = sorted(history.workers)[:LANES_MAX]
+    shown = LanesShown(started_ns, history.end_ns, colours)
     shapes: list[Shape] = []
     places = {worker: place for place, worker in enumerate(workers)}
     for instance in history.instances:
         for held in instance.holdings:
             place = places.get(held.member.worker)
             if place is not None:
-                shapes += instance_shapes(
-                    instance, held, place, _LANE, started_ns, history.end_ns, colours
-                )
+                shapes += instance_shapes(instance, held, (place, _LANE), shown)
     lane_in = min(max(3.6 / max(len(workers), 1), 0.13), 0.3)
     row = PlotRow(
         lane_in * len(workers) + 0.62, lambda axes: _draw_lanes(axes, shapes, workers, until_s)
@@ -88,30 +96,29 @@ def close_up(
     name: str,
     history: History,
     receivers: Sequence[tuple[int, int]],
-    decided_ns: int,
-    until_ns: int,
+    span_ns: tuple[int, int],
     colours: Mapping[str, str],
     *,
     is_wide: bool,
 ) -> str:
-    """The loads of one scale-up from its decision on; `receivers` are (instance, worker)."""
-    shown = list(receivers)[:LANES_MAX]
+    """The loads of one scale-up in `span_ns`, which begins with its decision; `receivers` are
+    (instance, worker)."""
+    first = list(receivers)[:LANES_MAX]
+    shown = LanesShown(span_ns[0], history.end_ns, colours)
     shapes: list[Shape] = []
-    for place, (number, worker) in enumerate(shown):
+    for place, (number, worker) in enumerate(first):
         instance = history.by_number[number]
         for held in instance.holdings:
             if held.member.worker == worker:
-                shapes += instance_shapes(
-                    instance, held, place, _LANE, decided_ns, history.end_ns, colours
-                )
-    lane_in = min(max(2.4 / max(len(shown), 1), 0.13), 0.45)
+                shapes += instance_shapes(instance, held, (place, _LANE), shown)
+    lane_in = min(max(2.4 / max(len(first), 1), 0.13), 0.45)
 
     def plot(axes: Axes) -> None:
-        until_s = (until_ns - decided_ns) / NS_PER_S
-        _draw_lanes(axes, shapes, [worker for _, worker in shown], until_s)
+        until_s = (span_ns[1] - span_ns[0]) / NS_PER_S
+        _draw_lanes(axes, shapes, [worker for _, worker in first], until_s)
         axes.set_xlabel("seconds since the decision")
 
-    row = PlotRow(lane_in * len(shown) + 0.62, plot)
+    row = PlotRow(lane_in * len(first) + 0.62, plot)
     width_in = WIDE_IN if is_wide else HALF_IN
     return draw_rows(name, "Layers arriving in the largest scale-up", [row], width_in=width_in)
 
@@ -122,22 +129,20 @@ def close_up(
 def instance_shapes(
     instance: InstanceHistory,
     held: HoldingHistory,
-    place: float,
-    height: float,
-    zero_ns: int,
-    end_ns: int,
-    colours: Mapping[str, str],
+    lane: tuple[float, float],
+    shown: LanesShown,
 ) -> list[Shape]:
-    """What one worker's lane, around `place` and so high, shows of the instance. Lanes go down
+    """What one worker's lane (its middle, and how high it is) shows of the instance. Lanes go down
     from 0."""
+    (place, height), zero_ns = lane, shown.zero_ns
     low = place + height / 2
-    stop_ns = end_ns if held.ended_ns is None else held.ended_ns
+    stop_ns = shown.end_ns if held.ended_ns is None else held.ended_ns
     shapes = []
-    for state, role, start, stop in _stretches(instance, end_ns):
+    for state, role, start, stop in _stretches(instance, shown.end_ns):
         left_ns, right_ns = (min(max(at, held.begun_ns), stop_ns) for at in (start, stop))
         if right_ns <= left_ns:
             continue
-        colour = colours[part_name(instance.model, role)]
+        colour = shown.colours[part_name(instance.model, role)]
         span_s = (left_ns - zero_ns) / NS_PER_S, (right_ns - zero_ns) / NS_PER_S
         # A draining instance is half as high, so that its colour need not say it alone.
         half = height / 4 if state is InstanceState.DRAINING else height / 2

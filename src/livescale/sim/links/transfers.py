@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from livescale.clusters.topology import Topology
 from livescale.member import inputs
@@ -26,33 +27,37 @@ _CORRUPT_MAX = 2
 """A feed that brought a layer wrong so many times fails, as in the real reception."""
 
 
-class Transfers:
-    """All holdings and receptions of the world.
-
-    `wait_ns` is how long a holder may take to have (or begin to get) what it is asked for;
+class TransferTimes(NamedTuple):
+    """`wait_ns` is how long a holder may take to have (or begin to get) what it is asked for;
     after `stall_ns` without bytes a receiver reports a stall. With `load_ns` a device has all its
-    layers after that time, whatever its feeds say. Members must be in the topology while
-    they hold, receive or send something. Parameters take `parameter_percent` of a NIC's way out at
-    most. What workers send each other beside them is `moves.serving`; `link_sharing` says which of
-    the two goes first, as in SimConfig.
+    layers after that time, whatever its feeds say."""
+
+    wait_ns: int
+    stall_ns: int
+    load_ns: int | None = None
+
+
+class Transfers:
+    """All holdings and receptions of the world. Members must be in the topology while they hold,
+    receive or send something. Parameters take `parameter_percent` of a NIC's way out at most. What
+    workers send each other beside them is `moves.serving`; `link_sharing` says which of the two
+    goes first, as in SimConfig.
     """
 
     def __init__(
         self,
         clock: Clock,
         topology: Topology,
-        wait_ns: int,
-        stall_ns: int,
-        load_ns: int | None = None,
+        times: TransferTimes,
         parameter_percent: int = 100,
         link_sharing: str = SERVING_FIRST,
     ) -> None:
         self._clock = clock
         self._topology = topology
-        self._wait_ns = wait_ns
-        self._load_ns = load_ns
+        self._wait_ns = times.wait_ns
+        self._load_ns = times.load_ns
         self.moves = Movement(clock, topology, parameter_percent, link_sharing, self._arrived)
-        self.slowdowns = Slowdowns(clock, self.moves, stall_ns)
+        self.slowdowns = Slowdowns(clock, self.moves, times.stall_ns)
         self._holdings = self.moves.holdings
         self._receiving = self.moves.receiving
         #: models whose files are wrong until then

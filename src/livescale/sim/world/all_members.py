@@ -19,7 +19,7 @@ from livescale.sim.checkers.live import LiveChecker
 from livescale.sim.checkers.members import MemberChecker
 from livescale.sim.links.channel import Delays, SimChannel
 from livescale.sim.links.live_link import LiveLink
-from livescale.sim.links.transfers import Transfers
+from livescale.sim.links.transfers import Transfers, TransferTimes
 from livescale.sim.world.all_gateways import Gateways
 from livescale.sim.world.gateway import SimGateway
 from livescale.sim.world.life import ControllerLife
@@ -62,9 +62,7 @@ class Members:
         self.transfers = Transfers(
             clock,
             self._topology,
-            config.holder_wait_ns,
-            config.stall_ns,
-            config.load_ns,
+            TransferTimes(config.holder_wait_ns, config.stall_ns, config.load_ns),
             config.controller.parameter_share_percent,
             config.link_sharing,
         )

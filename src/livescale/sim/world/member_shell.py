@@ -13,6 +13,7 @@ from typing import Any
 
 from livescale.batching.lines.stage_batcher import StageBatcher
 from livescale.batching.lines.team_batcher import TeamBatcher
+from livescale.batching.runs.run import Run
 from livescale.clusters.topology import Device, Host
 from livescale.member import effects, inputs
 from livescale.member.fence import Fence
@@ -103,7 +104,7 @@ class SimMember:
                 report_gap_ns=config.report_gap_ns,
             )
             self.member = Member(ref, self.device.arena_bytes, limits)
-            self._executor = _executor(self, self.device, around)
+            self._executor = SimExecutor(config, self.device, around.clock, around.poison, self)
         #: which controllers may be met
         self.fence = Fence()
         #: until then there is no memory, or the executor fails
@@ -372,22 +373,18 @@ class SimMember:
         self._show(effect)
         self.executor.start(effect, effect.report_due_ns - self._ahead_ns)
 
-    def _progressed(self, news: inputs.RunEnded | inputs.LayersRan) -> None:
+    # -- what its executor asks for and tells ---------------------------------------------------
+
+    def shorten(self, steps: int) -> Run:
+        return self.member.shorten(steps)
+
+    def killed(self) -> None:
+        self._around.killed(self.ref)
+
+    def progressed(self, news: inputs.RunEnded | inputs.LayersRan) -> None:
         self._around.live_checker.ran(self._duty, news)
         self._inbox.insert(0, news)
         self._step()
-
-
-def _executor(shell: SimMember, device: Device, around: Surroundings) -> SimExecutor:
-    return SimExecutor(
-        around.config,
-        device,
-        around.clock,
-        shell.member.shorten,
-        shell._progressed,
-        around.poison,
-        partial(around.killed, shell.ref),
-    )
 
 
 def _nothing(_: object) -> None:

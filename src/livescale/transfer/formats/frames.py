@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import struct
 
-import msgspec
 import xxhash
 
 from livescale.common.proofs import NONCE_BYTES, PROOF_BYTES
@@ -87,7 +86,10 @@ class Frame(Value, frozen=True):
     def encode(self) -> bytes:
         """The HEADER_BYTES of this frame. Raises FrameError if a field does not fit."""
         try:
-            return encode_header(*msgspec.structs.astuple(self))
+            place = self.plan, self.layer, self.chunk
+            return encode_header(
+                self.kind, self.sender, place, self.payload_bytes, self.is_unproved
+            )
         except struct.error as error:
             raise FrameError(f"{self} does not fit a header: {error}") from None
 
@@ -95,13 +97,13 @@ class Frame(Value, frozen=True):
 def encode_header(
     kind: FrameKind,
     sender: WorkerRef,
-    plan: int,
-    layer: int,
-    chunk: int,
+    place: tuple[int, int, int],
     payload_bytes: int,
     is_unproved: bool,
 ) -> bytes:
-    """A header without its Frame, for chunks, which are many. Raises struct.error."""
+    """A header without its Frame, for chunks, which are many; `place` is (plan, layer, chunk).
+    Raises struct.error."""
+    plan, layer, chunk = place
     head = (MAGIC, VERSION, kind, is_unproved, plan, sender.worker, sender.incarnation)
     header = _HEADER.pack(*head, layer, chunk, payload_bytes)
     return header + _CHECK.pack(xxhash.xxh32_intdigest(header))

@@ -161,9 +161,7 @@ class Connection:
                 header = encode_header(
                     FrameKind.CHUNK,
                     self._worker,
-                    what.plan,
-                    what.layer,
-                    what.chunk,
+                    (what.plan, what.layer, what.chunk),
                     what.size_bytes,
                     what.is_unproved,
                 )

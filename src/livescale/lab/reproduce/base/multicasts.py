@@ -14,7 +14,7 @@ from livescale.control.multicast.request import PlanRequest, Source
 from livescale.member import inputs
 from livescale.messages.scale_plan import ScalePlan
 from livescale.sim.base.clock import Clock
-from livescale.sim.links.transfers import Transfers
+from livescale.sim.links.transfers import Transfers, TransferTimes
 from livescale.values.chunks import ChunkGrid, Feed
 from livescale.values.types import FromStorage, WorkerRef
 from livescale.values.units import NS_PER_S
@@ -95,7 +95,7 @@ class Multicast:
         in the simulator."""
         clock, plan = Clock(), self.plan
         grid = ChunkGrid(self.layers, plan.chunk_bytes)
-        transfers = Transfers(clock, self.topology, _WAIT_NS, _WAIT_NS)
+        transfers = Transfers(clock, self.topology, TransferTimes(_WAIT_NS, _WAIT_NS))
 
         def receive(member: WorkerRef, feeds: Sequence[Feed]) -> dict[int, int]:
             """When each layer arrives: to be read when the clock has run."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,20 +73,22 @@ class _Stage:
         return begun
 
 
+class ScaledPool(NamedTuple):
+    """What stages begin with, how many `replicas_total` there may be, and how long a load takes."""
+
+    policy: StagesByQueue
+    replicas: Sequence[int]
+    replicas_total: int
+    load_s: float
+
+
 def play_scaled(
-    arrivals: Times,
-    graph: StageGraph,
-    services: Sequence[Times | float],
-    policy: StagesByQueue,
-    *,
-    replicas: Sequence[int],
-    replicas_total: int,
-    load_s: float,
+    arrivals: Times, graph: StageGraph, services: Sequence[Times | float], pool: ScaledPool
 ) -> ScaledRun:
     """Plays requests that arrive at these times (in seconds, in order). `services` are as those of
-    `play_graph`, `replicas` what stages begin with; a load takes `load_s`."""
-    world = _World(arrivals, graph, services, policy, replicas, replicas_total, load_s)
-    period_s, now = policy.period_ns / NS_PER_S, 0.0
+    `play_graph`."""
+    world = _World(arrivals, graph, services, pool)
+    period_s, now = pool.policy.period_ns / NS_PER_S, 0.0
     while world.is_busy:
         now += period_s
         world.play(now)
@@ -99,11 +102,9 @@ class _World:
         arrivals: Times,
         graph: StageGraph,
         services: Sequence[Times | float],
-        policy: StagesByQueue,
-        replicas: Sequence[int],
-        replicas_total: int,
-        load_s: float,
+        pool: ScaledPool,
     ) -> None:
+        policy, replicas, replicas_total, load_s = pool
         if sum(replicas) > replicas_total:
             raise ValueError(f"{sum(replicas)} replicas to begin with, {replicas_total} in all")
         self._graph, self._total, self._load_s = graph, replicas_total, load_s

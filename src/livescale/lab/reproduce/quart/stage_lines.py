@@ -59,15 +59,14 @@ def gamma_line(
     rng: np.random.Generator,
     replicas: Sequence[int],
     *,
-    load: float,
-    narrowest: int,
+    rate: float,
     arrival_cv: float,
     service_cv: float = 0.0,
     count: int,
 ) -> LineRun:
-    """A line of stages with unit services of that CV, and gamma arrivals that load `narrowest`
-    replicas to `load`: arrivals are the same whichever stage grows (the same draws)."""
-    arrivals = np.cumsum(gamma_gaps(rng, arrival_cv, 1 / (load * narrowest), count))
+    """A line of stages with unit services of that CV, and gamma arrivals, `rate` per service:
+    arrivals are the same whichever stage grows (the same draws)."""
+    arrivals = np.cumsum(gamma_gaps(rng, arrival_cv, 1 / rate, count))
     services = [gamma_gaps(rng, service_cv, 1.0, count) if service_cv else 1.0 for _ in replicas]
     return play_line(arrivals, services, replicas)
 
