@@ -99,6 +99,13 @@ FILE_LINES_MAX = 450
 CLASS_LINES_MAX = 400
 #: files and classes that may be longer, and why
 MAY_BE_LONG: dict[str, str] = {}
+ARGUMENTS_MAX = 6
+"""Besides self: what belongs together is a value."""
+#: where functions may take more, and why
+MAY_TAKE_MORE = {
+    "engine/kernels/": "compiled code is given one array or number at a time",
+    "engine/attention/": "attention has the interface of transformers, and compiled code",
+}
 
 
 def floor(path: Path) -> str:
@@ -285,6 +292,20 @@ def test_banned_words() -> None:
 def test_every_file_says_what_it_is_for() -> None:
     for path in FILES:
         assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
+
+
+def test_functions_take_few_arguments() -> None:
+    wrong = []
+    for path in FILES:
+        if path.relative_to(SOURCE).as_posix().startswith(tuple(MAY_TAKE_MORE)):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                given = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+                names = [one.arg for one in given if one.arg not in ("self", "cls")]
+                if len(names) > ARGUMENTS_MAX:
+                    wrong.append(f"{path}:{node.lineno}: {node.name} takes {len(names)}")
+    assert wrong == []
 
 
 def test_files_and_classes_are_short() -> None:

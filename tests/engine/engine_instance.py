@@ -42,8 +42,8 @@ def load(
         kv_bytes,
         BLOCK_TOKENS,
         weights_layout=weights_layout,
-        reads_kv_in_place=reads_kv_in_place,
     )
+    executor.reads_kv_in_place = reads_kv_in_place
     executor.assign(manifest, memoryview(arena))
     for layer in read_layers(directory, manifest, memoryview(arena)):
         if layers is None or layer in layers:

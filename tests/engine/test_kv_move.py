@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.batching.runs.run import Run, Segment
-from livescale.engine.attention.kv_cache import KVCache
+from livescale.engine.attention.kv_cache import KVCache, KvSize
 from livescale.engine.executor import TorchExecutor
 from livescale.values.types import LayerSpan, SamplingParams
 
@@ -104,7 +104,7 @@ def test_layers_of_a_span_are_told_but_embedding_and_head(models: Path, cut: int
 def cache(dtype: torch.dtype, blocks: int, block_tokens: int) -> KVCache:
     """A cache of 3 layers, 2 KV heads and head size 5, filled with random numbers."""
     pool = torch.empty(2 * 3 * blocks * block_tokens * 2 * 5 * dtype.itemsize, dtype=torch.uint8)
-    made = KVCache(pool, dtype, 3, blocks, block_tokens, 2, 5)
+    made = KVCache(pool, dtype, KvSize(3, blocks, block_tokens, 2, 5))
     for table in (made.keys, made.values):
         table.copy_(torch.randn(table.shape))
     return made

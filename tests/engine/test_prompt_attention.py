@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from effort import mostly_long
 from livescale.batching.runs.run import Segment
 from livescale.engine.attention import prompt_attention
-from livescale.engine.attention.kv_cache import KVCache
+from livescale.engine.attention.kv_cache import KVCache, KvSize
 from livescale.engine.attention.prompt_attention import attend_prompt, prompt_part, row_blocks
 from livescale.values.types import SamplingParams
 
@@ -90,7 +90,7 @@ def a_prompt(
     blocks = -(-stop // block_tokens) + 2
     pool_bytes = 2 * kv_heads * blocks * block_tokens * head_dim * dtype.itemsize
     pool = torch.full((pool_bytes,), 0xFF, dtype=torch.uint8)
-    cache = KVCache(pool, dtype, 1, blocks, block_tokens, kv_heads, head_dim)
+    cache = KVCache(pool, dtype, KvSize(1, blocks, block_tokens, kv_heads, head_dim))
     table = tuple(torch.randperm(blocks)[:-2].tolist())
     # Turned like rows of a layer, whose heads lie beside one another.
     queries = (torch.randn(rows, kv_heads * shared, head_dim) * size).to(dtype).transpose(0, 1)

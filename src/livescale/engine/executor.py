@@ -14,7 +14,7 @@ import torch
 
 from livescale.batching.runs.run import Run
 from livescale.engine.attention.attention import page
-from livescale.engine.attention.kv_cache import KVCache
+from livescale.engine.attention.kv_cache import KVCache, KvSize
 from livescale.engine.base.compute_cores import ComputeCores
 from livescale.engine.base.errors import ModelError
 from livescale.engine.base.run_result import (
@@ -61,7 +61,6 @@ class TorchExecutor(InstanceExecutor):
         device: str = "cpu",
         weights_layout: WeightsLayout = "auto",
         parameter_bytes: int = 0,
-        reads_kv_in_place: bool = True,
         cores: ComputeCores | None = None,
     ) -> None:
         """`cores` are those of a CPU worker (None: what torch is set to, for good).
@@ -77,7 +76,8 @@ class TorchExecutor(InstanceExecutor):
         self.block_tokens = block_tokens
         self._device = torch.device(device)
         self._weights_layout: WeightsLayout = weights_layout
-        self._reads_kv_in_place = reads_kv_in_place
+        #: of models that are assigned from now on: compiled kernels may read KV where it lies
+        self.reads_kv_in_place = True
         self._cores = cores
         # Filled, not only zero-allocated: the first touch of a page is slow and is paid here.
         self._pool = torch.empty(kv_bytes, dtype=torch.uint8, device=self._device).fill_(0)
@@ -100,16 +100,9 @@ class TorchExecutor(InstanceExecutor):
                 " there are fewer"
             )
         layers = Layers(manifest, self._device, self._weights_layout)
-        cache = KVCache(
-            self._pool,
-            layers.dtype,
-            layers=len(layers) - 2,
-            blocks=blocks,
-            block_tokens=self.block_tokens,
-            kv_heads=layers.config.kv_heads,
-            head_dim=layers.config.head_dim,
-            reads_in_place=self._reads_kv_in_place,
-        )
+        config = layers.config
+        size = KvSize(len(layers) - 2, blocks, self.block_tokens, config.kv_heads, config.head_dim)
+        cache = KVCache(self._pool, layers.dtype, size, self.reads_kv_in_place)
         self._parameters.attach(arena[: manifest.size_bytes])
         self._assigned = _Assigned(manifest, layers, cache, layers.compile(cache))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from livescale.control.requests.client_queues import ClientQueues, QueueShares, RecentClients
 from livescale.control.requests.router_rows import (
@@ -41,6 +42,16 @@ class Assignment:
     request: RequestRecord
     instance: InstanceId
     worker: WorkerRef
+
+
+class Client(NamedTuple):
+    """Who asks, and how many turns it has where others have one."""
+
+    name: str
+    weight: int = 1
+
+
+_NOBODY = Client("")
 
 
 class Router:
@@ -87,8 +98,7 @@ class Router:
         output_tokens_max: int,
         *,
         now_ns: int = 0,
-        client: str = "",
-        weight: int = 1,
+        client: Client = _NOBODY,
     ) -> RequestRecord:
         """A new request waits behind those of its client."""
         assert request not in self.requests, f"{request} arrived twice"
@@ -100,12 +110,12 @@ class Router:
             prompt_tokens=prompt_tokens,
             output_tokens_max=output_tokens_max,
             order=self._arrivals,
-            client=client,
-            weight=weight,
+            client=client.name,
+            weight=client.weight,
         )
         self.requests[request] = record
         self._unfinished[part] = self.unfinished(part) + 1
-        self._recent.setdefault(part, RecentClients()).saw(client, now_ns)
+        self._recent.setdefault(part, RecentClients()).saw(client.name, now_ns)
         self._enqueue(record)
         return record
 

@@ -145,22 +145,21 @@ class RouteRow:
     def __init__(
         self,
         route: Route,
-        workers: tuple[WorkerRef, ...],
         tokens: int,
-        held_tokens: int,
+        held: tuple[int, int],
+        *,
         room: int,
-        tokens_max: int | None,
+        tokens_max: int | None = None,
         newest: int = 0,
-        held: int = 0,
     ) -> None:
+        """`held` is how many requests it has, and their tokens."""
         self.route = route
-        self.workers = workers
+        self.workers = route.workers
         self.tokens = tokens
-        self.held_tokens = held_tokens
+        self.held, self.held_tokens = held
         self.room = room
         self.tokens_max = tokens_max
         self.newest = newest
-        self.held = held
         self.cost_permille, self.lag_tokens = route.cost_permille, route.lag_tokens
         self.amount = self._computed_at() + self.lag_tokens * 1000
 
@@ -228,11 +227,11 @@ class RowLimits:
     def row(self, route: Route, known: Mapping[WorkerRef, Outstanding]) -> RouteRow:
         """What is outstanding is that of all workers of the route."""
         workers = route.workers
-        held = tokens = uncomputed = unadmitted = unstarted = left_out = newest = alone = 0
+        count = tokens = uncomputed = unadmitted = unstarted = left_out = newest = alone = 0
         for worker in workers:  # not sum by sum: this is asked of every route at every step
             outstanding = known.get(worker)
             if outstanding is not None:
-                held += len(outstanding.records)
+                count += len(outstanding.records)
                 tokens += outstanding.tokens
                 uncomputed += outstanding.uncomputed_tokens
                 unadmitted += outstanding.unadmitted
@@ -240,20 +239,20 @@ class RowLimits:
                 left_out += outstanding.left_out
                 newest = max(newest, outstanding.newest)
                 alone += outstanding.alone
-        binding = self.binding
+        binding, held = self.binding, (count, tokens)
         if alone:
-            return RouteRow(route, workers, uncomputed, tokens, 0, None, newest, held)
+            return RouteRow(route, uncomputed, held, room=0, newest=newest)
         if isinstance(binding, EarlyBinding):
             ahead_max = self.live_ahead_max if route.is_live else binding.ahead_max
-            return RouteRow(route, workers, tokens, tokens, ahead_max - unadmitted, None, held=held)
+            return RouteRow(route, tokens, held, room=ahead_max - unadmitted)
         tokens_max = binding.ahead_tokens_max * max(len(workers), route.members)
         if route.is_live:
             ahead, room = route.ahead_tokens, self.live_ahead_max - unadmitted
             live_max = None if ahead is None else tokens_max + ahead
-            return RouteRow(route, workers, uncomputed, tokens, room, live_max, newest, held)
-        room = min(self.ahead_max - unstarted, self.places + _BESIDE_PLACES_MAX - held)
+            return RouteRow(route, uncomputed, held, room=room, tokens_max=live_max, newest=newest)
+        room = min(self.ahead_max - unstarted, self.places + _BESIDE_PLACES_MAX - count)
         room = 0 if left_out else room
-        return RouteRow(route, workers, uncomputed, tokens, room, tokens_max, newest, held)
+        return RouteRow(route, uncomputed, held, room=room, tokens_max=tokens_max, newest=newest)
 
 
 def bound_rows(rows: list[RouteRow], waiting_tokens: int, waking: int) -> None:

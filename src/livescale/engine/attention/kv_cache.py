@@ -6,6 +6,7 @@ Which request holds which block is the Batcher's business. No modules.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +22,16 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
     return plain.numpy()
 
 
+class KvSize(NamedTuple):
+    """Of one model's cache."""
+
+    layers: int
+    blocks: int
+    block_tokens: int
+    kv_heads: int
+    head_dim: int
+
+
 class KVCache:
     """One model's cut of a flat pool of bytes: `blocks` blocks of `block_tokens` positions.
 
@@ -33,13 +44,10 @@ class KVCache:
         self,
         pool: torch.Tensor,
         dtype: torch.dtype,
-        layers: int,
-        blocks: int,
-        block_tokens: int,
-        kv_heads: int,
-        head_dim: int,
+        size: KvSize,
         reads_in_place: bool = True,
     ) -> None:
+        layers, blocks, block_tokens, kv_heads, head_dim = size
         self.blocks = blocks
         self.block_tokens = block_tokens
         self.kv_heads = kv_heads
