@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.livescale-ready
 
-.PHONY: help setup demo test proof long chaos chaos-hosts swarm vllm test-vllm check format clean
+.PHONY: help setup demo test proof long chaos chaos-hosts swarm newcomer vllm test-vllm check format clean
 
 help:  ## what there is to do
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -53,13 +53,17 @@ FIRST ?= 0
 swarm: $(STAMP)  ## faulty worlds in virtual time, every rule checked: SEEDS=1000 FIRST=0
 	$(BIN)/livescale swarm --seeds $(SEEDS) --first $(FIRST)
 
+newcomer: $(STAMP)  ## README's commands as they stand there, in a fresh clone (root; 10 minutes)
+	$(BIN)/python tests/newcomer.py
+
 # Other seeds for each commit: a range that is always tried is soon mended until it passes.
 PROOF_SEED = $$(( 0x$$(git rev-parse --short=6 HEAD) ))
-proof:  ## before a release: long, chaos, chaos-hosts and a swarm whose first seed follows from the commit (an hour)
+proof:  ## before a release: long, chaos, chaos-hosts, a swarm whose first seed follows from the commit, newcomer (80 minutes)
 	$(MAKE) long
 	$(MAKE) chaos ROUNDS=50
 	$(MAKE) chaos-hosts ROUNDS=50
 	$(MAKE) swarm SEEDS=1000 FIRST=$(PROOF_SEED)
+	$(MAKE) newcomer
 
 VLLM ?= .venv-vllm
 vllm: $(VLLM)/.livescale-ready  ## an environment for workers with vLLM, its CPU build: VLLM=.venv-vllm
