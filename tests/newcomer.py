@@ -4,7 +4,8 @@
 empty folder and goes through README's blocks in their order: the installation with its demo, the
 quickstart, several models, more machines, observability and simulation. `make test` is left out.
 Everything after the installation runs inside network namespaces, in which the addresses of README
-are those of machines: what another machine is to type is typed there. A command that fails, or a server that is not ready in time, ends it with its own words and status 1.
+are those of machines: what another machine is to type is typed there. A command that fails, or a
+server that is not ready in time, ends it with its own words and status 1.
 """
 
 from __future__ import annotations
