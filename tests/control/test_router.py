@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from effort import examples
 from livescale.control.requests.client_queues import REMEMBERED_NS
-from livescale.control.requests.router import Assignment, Client, Router
+from livescale.control.requests.router import Assignment, Router
 from livescale.control.requests.router_rows import RequestRecord
 from livescale.messages.events import InstanceReported
 from livescale.values.bindings import Binding, EarlyBinding, LateBinding
@@ -342,16 +342,16 @@ def test_an_avoided_worker_is_left_alone_for_a_while() -> None:
 def test_a_client_with_many_requests_does_not_take_the_turns_of_others() -> None:
     router = Router(1)
     for number in range(100):
-        router.arrive(f"many{number}", M, 1, 1, client=Client("many"))
-    router.arrive("few", M, 1, 1, client=Client("few"))
+        router.arrive(f"many{number}", M, 1, 1, client=ClientShare("many"))
+    router.arrive("few", M, 1, 1, client=ClientShare("few"))
     assert assigned(router, count=2) == [("many0", 10), ("few", 11)]
 
 
 def test_a_turn_is_worth_the_weight_of_the_client() -> None:
     router = Router(100)
     for number in range(4):
-        router.arrive(f"a{number}", M, 1, 1, client=Client("a", 3))
-        router.arrive(f"b{number}", M, 1, 1, client=Client("b"))
+        router.arrive(f"a{number}", M, 1, 1, client=ClientShare("a", 3))
+        router.arrive(f"b{number}", M, 1, 1, client=ClientShare("b"))
     order = [request for request, _ in assigned(router, count=1)]
     assert order == ["a0", "a1", "a2", "b0", "a3", "b1", "b2", "b3"]
 
@@ -359,11 +359,11 @@ def test_a_turn_is_worth_the_weight_of_the_client() -> None:
 def test_one_client_does_not_get_all_places_beside_others() -> None:
     router = Router(16, places=8)
     for number in range(20):
-        router.arrive(f"many{number}", M, 1, 1, client=Client("many"), now_ns=1)
+        router.arrive(f"many{number}", M, 1, 1, client=ClientShare("many"), now_ns=1)
     assert len(assigned(router, 2, count=1)) == 16, "alone it may have all, and some ahead"
     for number in range(12):
         router.end(router.requests[f"many{number}"])
-    router.arrive("few0", M, 1, 1, client=Client("few"), now_ns=3)
+    router.arrive("few0", M, 1, 1, client=ClientShare("few"), now_ns=3)
     got = [request for request, _ in assigned(router, 4, count=1)]
     assert got == ["many16", "few0", "many17", "many18"], "seven of eight places, and no more"
     router.end(router.requests["few0"])
@@ -392,7 +392,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.arrivals += 1
         request = f"r{self.arrivals}"
         self.records[request] = self.router.arrive(
-            request, M, tokens, 1, now_ns=self.now_ns, client=Client(client)
+            request, M, tokens, 1, now_ns=self.now_ns, client=ClientShare(client)
         )
 
     @rule(chosen=st.lists(st.sampled_from([0, 1, 2, 3]), unique=True))

@@ -13,7 +13,7 @@ from typing import Any
 from livescale.control.cluster.membership import Membership
 from livescale.control.planning.guests import Guests
 from livescale.control.planning.host_copies import HostCopies
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.planning.repairs import repair_loads
 from livescale.control.reports.holding_news import HoldingNews
@@ -44,7 +44,7 @@ class Controller:
     """Decides about one pool. Give it every event in order; carry out every command."""
 
     def __init__(self, config: ControllerConfig) -> None:
-        known = Knowledge.at_start(config)
+        known = PoolKnowledge.at_start(config)
         self.config = config
         self.models = known.models
         self.fleet = known.fleet

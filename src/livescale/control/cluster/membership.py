@@ -6,7 +6,7 @@ expected members have joined, or `settle_ns` have passed.
 
 from __future__ import annotations
 
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.requests.attempts import Attempts
 from livescale.control.state.fleet import AgentRecord
@@ -20,7 +20,7 @@ from livescale.values.types import Role, WorkerRef
 class Membership:
     """Keeps fleet, pool and loads true to the members. Handlers return False for late news."""
 
-    def __init__(self, known: Knowledge, planning: Planning, attempts: Attempts) -> None:
+    def __init__(self, known: PoolKnowledge, planning: Planning, attempts: Attempts) -> None:
         self._config = known.config
         self._states = known.models
         self._fleet = known.fleet

@@ -7,7 +7,7 @@ from those. They come and go as they like: nothing of the pool relies on their c
 
 from __future__ import annotations
 
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.state.holdings import Holding
 from livescale.control.state.load_failures import LoadFailures
@@ -21,7 +21,7 @@ REASON = "a guest wants it"
 class Guests:
     """Orders what guests want, and takes away what is served no more."""
 
-    def __init__(self, known: Knowledge, planning: Planning) -> None:
+    def __init__(self, known: PoolKnowledge, planning: Planning) -> None:
         self._config = known.config
         self._fleet = known.fleet
         self._pool = known.pool

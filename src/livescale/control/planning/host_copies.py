@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.policy.placement import (
     Discard,
@@ -30,7 +30,7 @@ from livescale.values.types import HoldingId, InstanceState, WorkerRef
 class HostCopies:
     """Turns suggestions into orders to agents, and keeps the pool true."""
 
-    def __init__(self, known: Knowledge, planning: Planning) -> None:
+    def __init__(self, known: PoolKnowledge, planning: Planning) -> None:
         self._config = known.config
         self._states = known.models
         self._strategy = known.config.placement

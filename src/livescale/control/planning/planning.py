@@ -14,7 +14,7 @@ from livescale.clusters.topology import LinkUse, Topology
 from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.planner import HOST_ONLY, PlanError, make_plan
 from livescale.control.multicast.request import PlanRequest, Source
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.known_cluster import KnownCluster
 from livescale.control.state.holdings import Copy
 from livescale.control.state.model_state import ModelState
@@ -26,7 +26,7 @@ from livescale.values.types import IDS_PER_EPOCH, FromWorker, WorkerRef
 class Planning:
     """Makes plans for the cluster as it is known. Orders nothing."""
 
-    def __init__(self, known: Knowledge) -> None:
+    def __init__(self, known: PoolKnowledge) -> None:
         self._config = known.config
         self._fleet = known.fleet
         self._pool = known.pool

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.state.holdings import Copy
 from livescale.control.state.idle_workers import WorkerRecord
@@ -37,7 +37,7 @@ class _Room:
 class Spares:
     """Which copies are kept, which are used again, and which give way. Orders only drops."""
 
-    def __init__(self, known: Knowledge, planning: Planning) -> None:
+    def __init__(self, known: PoolKnowledge, planning: Planning) -> None:
         self._keeping = known.config.warm_spares
         self._fleet = known.fleet
         self._pool = known.pool

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.planning.spares import Spares
 from livescale.control.stages.stage_placement import (
@@ -28,7 +28,7 @@ _PLACES = {"quart": place, "spread": place_spread}
 class StageHosts:
     """Chooses workers for new instances of stages, if `ControllerConfig.stage_placement` does."""
 
-    def __init__(self, known: Knowledge, planning: Planning, spares: Spares) -> None:
+    def __init__(self, known: PoolKnowledge, planning: Planning, spares: Spares) -> None:
         self._place = _PLACES.get(known.config.stage_placement)
         self._fleet = known.fleet
         self._pool = known.pool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from livescale.control.planning.guests import Guests
 from livescale.control.planning.host_copies import HostCopies
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.state.holdings import Copy
 from livescale.control.state.instance import Instance
@@ -28,7 +28,7 @@ class HoldingNews:
 
     def __init__(
         self,
-        known: Knowledge,
+        known: PoolKnowledge,
         planning: Planning,
         host_copies: HostCopies,
         guests: Guests,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from livescale.control.requests.router import Client, Router
+from livescale.control.requests.router import ClientShare, Router
 from livescale.control.requests.router_rows import RequestRecord
 from livescale.control.state.config import ControllerConfig
 from livescale.control.state.model_state import ModelState
@@ -69,7 +69,7 @@ class Attempts:
             prompt_tokens=event.prompt_tokens,
             output_tokens_max=event.output_tokens_max,
             now_ns=now_ns,
-            client=Client(event.client, event.weight),
+            client=ClientShare(event.client, event.weight),
         )
         record.attempt, record.moves = event.attempt, event.moves
         # Which earlier attempts were lost and which were given back is not known: none counts.

@@ -44,14 +44,14 @@ class Assignment:
     worker: WorkerRef
 
 
-class Client(NamedTuple):
+class ClientShare(NamedTuple):
     """Who asks, and how many turns it has where others have one."""
 
     name: str
     weight: int = 1
 
 
-_NOBODY = Client("")
+_NOBODY = ClientShare("")
 
 
 class Router:
@@ -98,7 +98,7 @@ class Router:
         output_tokens_max: int,
         *,
         now_ns: int = 0,
-        client: Client = _NOBODY,
+        client: ClientShare = _NOBODY,
     ) -> RequestRecord:
         """A new request waits behind those of its client."""
         assert request not in self.requests, f"{request} arrived twice"

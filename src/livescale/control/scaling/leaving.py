@@ -4,7 +4,7 @@ they may go when nothing is lost with them.
 
 from __future__ import annotations
 
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.state.holdings import Copy
 from livescale.control.together.pairing import Pairings
@@ -16,7 +16,7 @@ from livescale.values.types import WorkerRef
 class Leaving:
     """Who leaves stands in the fleet, so that nothing is placed there."""
 
-    def __init__(self, known: Knowledge, planning: Planning, pairings: Pairings) -> None:
+    def __init__(self, known: PoolKnowledge, planning: Planning, pairings: Pairings) -> None:
         self._states = known.models
         self._fleet = known.fleet
         self._pool = known.pool

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.spares import Spares
 from livescale.control.scaling.wishes import Wish
 from livescale.control.state.instance import Instance
@@ -26,7 +26,7 @@ _REASON = "mutation"
 class Mutations:
     """Moves instances between the parts of a model."""
 
-    def __init__(self, known: Knowledge, roles: Roles, pairings: Pairings, spares: Spares) -> None:
+    def __init__(self, known: PoolKnowledge, roles: Roles, pairings: Pairings, spares: Spares) -> None:
         self._is_mutating = known.config.mutations
         self._fleet = known.fleet
         self._roles = roles

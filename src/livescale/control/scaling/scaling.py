@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from livescale.control.planning.host_copies import HostCopies
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.planning.spares import Spares
 from livescale.control.planning.stage_hosts import StageHosts
@@ -41,7 +41,7 @@ class Scaling:
 
     def __init__(
         self,
-        known: Knowledge,
+        known: PoolKnowledge,
         planning: Planning,
         host_copies: HostCopies,
         pairings: Pairings,

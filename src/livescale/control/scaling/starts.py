@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.planning.spares import Spares
 from livescale.control.state.holdings import Copy, Holding
@@ -23,7 +23,7 @@ class Starts:
     """Adds instances to fleet and pool, and orders what makes them."""
 
     def __init__(
-        self, known: Knowledge, planning: Planning, spares: Spares, pairings: Pairings
+        self, known: PoolKnowledge, planning: Planning, spares: Spares, pairings: Pairings
     ) -> None:
         self._config = known.config
         self._fleet = known.fleet

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.requests import live_costs as costs
 from livescale.control.state.model_state import PartState
@@ -98,7 +98,7 @@ def teams_of(plan: ScalePlan, strategy: str, model: TeamModel) -> list[tuple[int
 class TeamPlans:
     """Makes the plans of new instances where teams are on."""
 
-    def __init__(self, known: Knowledge, planning: Planning, pairings: Pairings) -> None:
+    def __init__(self, known: PoolKnowledge, planning: Planning, pairings: Pairings) -> None:
         self._config = known.config
         self._fleet = known.fleet
         self._router = known.router

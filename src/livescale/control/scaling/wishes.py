@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.policy.load_snapshot import LoadSnapshot, Suggestion
 from livescale.control.scaling.stage_lines import StageLines
@@ -73,7 +73,7 @@ class Wish:
 class Wishes:
     """Each part's wish as of the last time that something of the part changed."""
 
-    def __init__(self, known: Knowledge, planning: Planning) -> None:
+    def __init__(self, known: PoolKnowledge, planning: Planning) -> None:
         self._fleet = known.fleet
         self._pool = known.pool
         self._planning = planning

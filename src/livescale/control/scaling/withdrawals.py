@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from livescale.control.planning.host_copies import HostCopies
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.scaling.wishes import Wishes
 from livescale.control.state.model_state import ModelState
@@ -15,7 +15,7 @@ class Withdrawals:
     """Which models leave the pool. Those that are gone leave the `states`, too."""
 
     def __init__(
-        self, known: Knowledge, planning: Planning, wishes: Wishes, host_copies: HostCopies
+        self, known: PoolKnowledge, planning: Planning, wishes: Wishes, host_copies: HostCopies
     ) -> None:
         self._states = known.models
         self._fleet = known.fleet

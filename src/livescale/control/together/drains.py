@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.state.instance import Instance
 from livescale.control.together.pairing import Pairings
@@ -25,7 +25,7 @@ _PS_PER_S = 1_000_000_000_000
 class Drains:
     """Keeps the duties of instances that drain, or did."""
 
-    def __init__(self, known: Knowledge, planning: Planning, pairings: Pairings) -> None:
+    def __init__(self, known: PoolKnowledge, planning: Planning, pairings: Pairings) -> None:
         self._is_moving = known.config.drain == "move"
         self._states = known.models
         self._fleet = known.fleet

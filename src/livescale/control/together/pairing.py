@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from livescale.control.multicast.planner import free_uplinks
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.requests import live_costs as costs
 from livescale.control.state.config import ControllerConfig, PairRule
@@ -191,7 +191,7 @@ def _hops(plan: ScalePlan) -> dict[WorkerRef, int]:
 class Pairings:
     """The live pairs of all models. Reads fleet, router and links; changes none."""
 
-    def __init__(self, known: Knowledge, planning: Planning) -> None:
+    def __init__(self, known: PoolKnowledge, planning: Planning) -> None:
         self._config = known.config
         self._fleet = known.fleet
         self._router = known.router

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import ModelState, PartState
 from livescale.messages.commands import ChangeDuty
@@ -56,7 +56,7 @@ def _least(counts: Mapping[InstanceId, int]) -> InstanceId:
 class Pipelines:
     """Forms and ends them. Reads the fleet and changes duties."""
 
-    def __init__(self, known: Knowledge) -> None:
+    def __init__(self, known: PoolKnowledge) -> None:
         self._states = known.models
         self._fleet = known.fleet
         self._number = known.config.epoch * _PIPELINES_MAX

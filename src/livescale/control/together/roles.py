@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import ModelState, PartState
 from livescale.control.together.pairing import Pairings
@@ -25,7 +25,7 @@ _DECODES_AT_MAX = 16
 class Roles:
     """Keeps the duties of instances that have a role, and says where requests of such models go."""
 
-    def __init__(self, known: Knowledge, pairings: Pairings) -> None:
+    def __init__(self, known: PoolKnowledge, pairings: Pairings) -> None:
         self._states = known.models
         self._fleet = known.fleet
         self._router = known.router

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from livescale.control.planning.knowledge import Knowledge
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import ModelState, PartState
@@ -40,7 +40,7 @@ _TEAMS_MAX = 1_000_000
 class Teams:
     """Forms and ends teams. Reads the fleet and changes duties."""
 
-    def __init__(self, known: Knowledge, planning: Planning) -> None:
+    def __init__(self, known: PoolKnowledge, planning: Planning) -> None:
         self._strategy = known.config.teams
         self._states = known.models
         self._fleet = known.fleet

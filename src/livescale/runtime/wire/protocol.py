@@ -35,9 +35,7 @@ class Address(Value, frozen=True):
 
 class CatalogEntry(Value, frozen=True):
     """A model of the pool, prepared once: where it lies, what it weighs, what its files hash to.
-
-    `warnings` are what an administrator should know though the model can be served.
-    """
+    `warnings` are what an administrator should know though the model can be served."""
 
     spec: types.ModelSpec
     manifest: types.Manifest

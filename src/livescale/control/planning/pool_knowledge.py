@@ -14,7 +14,7 @@ from livescale.values.copy_strategies import keeps_last
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Knowledge:
+class PoolKnowledge:
     """Of one pool: its models by name, instances and members, copies, requests, and loads."""
 
     config: ControllerConfig
@@ -25,7 +25,7 @@ class Knowledge:
     loads: Loads
 
     @classmethod
-    def at_start(cls, config: ControllerConfig) -> Knowledge:
+    def at_start(cls, config: ControllerConfig) -> PoolKnowledge:
         """Of the configuration alone: nobody has reported yet."""
         pool = ParameterPool(keeps_last(config.placement))
         models = {
