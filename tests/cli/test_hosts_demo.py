@@ -10,7 +10,7 @@ import pytest
 
 from interrupted import check_interrupt, nothing_is_left
 from livescale.main import main
-from slowness import patient_ms
+from slowness import patient, patient_ms
 
 TRIES = 5
 KEYS = (
@@ -20,10 +20,12 @@ KEYS = (
 
 
 def words(model: Path, folder: Path, *more: str) -> list[str]:
+    # The load lasts until a host that was cut off is given up, and another one leaves.
+    seconds, lost_after_ms = round(patient(12)), patient_ms(2000)
     return [
         *("testbed", "demo", "--hosts", "4", "--device", "timed", "--model", str(model)),
-        *("--folder", str(folder), "--seconds", "12", "--link", "100mbit", *more),
-        *("--lost-after-ms", str(patient_ms(2000))),
+        *("--folder", str(folder), "--seconds", str(seconds), "--link", "100mbit", *more),
+        *("--lost-after-ms", str(lost_after_ms)),
     ]
 
 
@@ -48,7 +50,9 @@ def test_hosts_join_scale_are_lost_and_leave(
     assert code == 0, told
     assert all(key in found for key in KEYS), found
     assert found["lost_host_streams"] > 0
-    assert found["healed_s"] >= found["silent_loss_noticed_s"]
+    # Gateways may go on elsewhere before the controller has given the host up.
+    assert found["healed_s"] > 0
+    assert found["silent_loss_noticed_s"] > 0
     for host in ("h1", "h2", "h3"):
         assert f"{host}: has joined" in told
     assert "has left in order" in told

@@ -50,7 +50,8 @@ def test_three_losses(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert losses["raylet_killed"]["back_s"] > losses["raylet_killed"]["noticed_s"]
     # A silent host is known by nothing but its silence.
     assert found["silent_loss_noticed_s"] == losses["node_silent"]["noticed_s"]
-    assert found["healed_s"] >= losses["node_silent"]["healed_s"] > found["silent_loss_noticed_s"]
+    # The gateway may go on elsewhere before the controller has given the host up.
+    assert found["healed_s"] >= losses["node_silent"]["healed_s"] > 0
     assert nothing_is_left(psutil.Process().pid)
 
 
