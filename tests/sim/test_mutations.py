@@ -65,6 +65,7 @@ from livescale.messages.commands import (
     StartHolding,
 )
 from livescale.messages.events import (
+    GatewayLost,
     HoldingCompleted,
     LayerArrived,
     ModelChanged,
@@ -74,7 +75,7 @@ from livescale.messages.events import (
 )
 from livescale.sim.swarm.seeds import run_seed
 from livescale.values.routes import Hop, Route, Taker
-from livescale.values.types import InstanceState, PlanId, WorkerRef
+from livescale.values.types import InstanceState, PlanId, WorkerRef, gateway_of
 
 SEEDS = range(400)
 
@@ -567,6 +568,32 @@ def those_who_leave_get_instances(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(IdleWorkers, "listed", broken)
 
 
+def lost_gateways_leave_their_requests(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Attempts, "gateway_lost", lambda self, event, now_ns: True)
+
+
+def lost_gateways_leave_what_workers_have(patch: pytest.MonkeyPatch) -> None:
+    """Of their requests those are forgotten that wait, and no others."""
+
+    def broken(self: Attempts, event: GatewayLost, now_ns: int) -> bool:
+        known = [*self._router.requests.values()]
+        for record in known:
+            if gateway_of(record.id) == event.gateway and record.worker is None:
+                self._router.end(record)
+        return True
+
+    patch.setattr(Attempts, "gateway_lost", broken)
+
+
+def lost_gateways_take_the_requests_of_others(patch: pytest.MonkeyPatch) -> None:
+    def broken(self: Attempts, event: GatewayLost, now_ns: int) -> bool:
+        for record in [*self._router.requests.values()]:
+            self._router.end(record)
+        return True
+
+    patch.setattr(Attempts, "gateway_lost", broken)
+
+
 class Mutation(NamedTuple):
     """What is broken, the rule that catches it, and a seed whose world shows it soon."""
 
@@ -637,6 +664,9 @@ MUTATIONS = [
     ),
     Mutation(instances_do_not_hold_their_hosts, "instances end before their host goes", 9),
     Mutation(those_who_leave_get_instances, "nothing new comes to those who leave", 72),
+    Mutation(lost_gateways_leave_their_requests, "knows no request that is over", 0),
+    Mutation(lost_gateways_leave_what_workers_have, "knows no request that is over", 0),
+    Mutation(lost_gateways_take_the_requests_of_others, "every request ends|stuck", 0),
 ]
 
 

@@ -1,1 +1,1 @@
-"""The simulated world: members, gateway, faults, lives of the controller."""
+"""The simulated world: members, gateways, faults, lives of the controller."""

@@ -22,6 +22,7 @@ from livescale.sim.base.poison import Poison
 from livescale.sim.base.run_notes import RunNotes, SimResult
 from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.fencing import FenceChecker
+from livescale.sim.checkers.invariants import require
 from livescale.sim.links.channel import Delays
 from livescale.sim.world.all_gateways import Gateways
 from livescale.sim.world.all_members import Members
@@ -115,6 +116,8 @@ class SimWorld:
         life, members = self._members.life, self._members.living()
         assert life is not None
         life.checker.all_answered()
+        known = life.controller.router.requests
+        require(not known, "the controller knows no request that is over", list(known))
         assert self.clock.now_ns <= limit_ns, f"{self!r} does not come to rest"
         life.controller.validate()
         life.checker.at_rest(
