@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from effort import examples
 from livescale.control.requests.client_queues import REMEMBERED_NS
-from livescale.control.requests.router import Assignment, Router
+from livescale.control.requests.router import Assignment, ClientShare, Router
 from livescale.control.requests.router_rows import RequestRecord
 from livescale.messages.events import InstanceReported
 from livescale.values.bindings import Binding, EarlyBinding, LateBinding

@@ -13,8 +13,8 @@ from typing import Any
 from livescale.control.cluster.membership import Membership
 from livescale.control.planning.guests import Guests
 from livescale.control.planning.host_copies import HostCopies
-from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.repairs import repair_loads
 from livescale.control.reports.holding_news import HoldingNews
 from livescale.control.reports.status import ControllerStatus, status_of

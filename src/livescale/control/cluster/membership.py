@@ -6,8 +6,8 @@ expected members have joined, or `settle_ns` have passed.
 
 from __future__ import annotations
 
-from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.requests.attempts import Attempts
 from livescale.control.state.fleet import AgentRecord
 from livescale.control.state.holdings import Copy, Holding, HoldingState

@@ -7,8 +7,8 @@ from those. They come and go as they like: nothing of the pool relies on their c
 
 from __future__ import annotations
 
-from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.state.holdings import Holding
 from livescale.control.state.load_failures import LoadFailures
 from livescale.control.state.model_state import ModelState

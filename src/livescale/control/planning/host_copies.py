@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.policy.placement import (
     Discard,
     HostRoom,

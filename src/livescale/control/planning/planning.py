@@ -14,8 +14,8 @@ from livescale.clusters.topology import LinkUse, Topology
 from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.planner import HOST_ONLY, PlanError, make_plan
 from livescale.control.multicast.request import PlanRequest, Source
-from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.known_cluster import KnownCluster
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.state.holdings import Copy
 from livescale.control.state.model_state import ModelState
 from livescale.messages.scale_plan import ScalePlan

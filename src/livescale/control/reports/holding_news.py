@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from livescale.control.planning.guests import Guests
 from livescale.control.planning.host_copies import HostCopies
-from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.state.holdings import Copy
 from livescale.control.state.instance import Instance
 from livescale.control.together.team_duties import Teams

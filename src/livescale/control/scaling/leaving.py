@@ -4,8 +4,8 @@ they may go when nothing is lost with them.
 
 from __future__ import annotations
 
-from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.state.holdings import Copy
 from livescale.control.together.pairing import Pairings
 from livescale.messages.commands import Drain, ScaleDecided

@@ -26,7 +26,9 @@ _REASON = "mutation"
 class Mutations:
     """Moves instances between the parts of a model."""
 
-    def __init__(self, known: PoolKnowledge, roles: Roles, pairings: Pairings, spares: Spares) -> None:
+    def __init__(
+        self, known: PoolKnowledge, roles: Roles, pairings: Pairings, spares: Spares
+    ) -> None:
         self._is_mutating = known.config.mutations
         self._fleet = known.fleet
         self._roles = roles

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from livescale.control.planning.host_copies import HostCopies
-from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.spares import Spares
 from livescale.control.planning.stage_hosts import StageHosts
 from livescale.control.scaling.mutations import Mutations

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.policy.load_snapshot import LoadSnapshot, Suggestion
 from livescale.control.scaling.stage_lines import StageLines
 from livescale.control.state.model_state import ModelState, PartState

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from livescale.control.planning.host_copies import HostCopies
-from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.scaling.wishes import Wishes
 from livescale.control.state.model_state import ModelState
 from livescale.messages.commands import ModelGone

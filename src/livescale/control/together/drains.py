@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
-from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.state.instance import Instance
 from livescale.control.together.pairing import Pairings
 from livescale.messages.commands import ChangeDuty

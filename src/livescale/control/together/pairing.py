@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from livescale.control.multicast.planner import free_uplinks
-from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.requests import live_costs as costs
 from livescale.control.state.config import ControllerConfig, PairRule
 from livescale.control.state.instance import Instance

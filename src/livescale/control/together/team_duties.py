@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.planning import Planning
+from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import ModelState, PartState
 from livescale.control.together.team_spans import Loading, TeamModel
