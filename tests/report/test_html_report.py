@@ -142,8 +142,14 @@ def test_the_same_runs_give_the_same_bytes(alone: str) -> None:
 
 
 def test_sections_have_a_sentence_and_a_panel_for_every_run(page: Page) -> None:
-    headings = ["Summary", "Load and capacity", "Instances", "Latency", "Goodput", "Network"]
-    headings += ["Host memory", "Scale events", "What instances were worth", "What is left out"]
+    headings = ["In short", "Summary", "Load and capacity", "Instances", "Latency", "Goodput"]
+    headings += [
+        "Network",
+        "Host memory",
+        "Scale events",
+        "What instances were worth",
+        "What is left out",
+    ]
     assert page.said("h2") == headings
     assert all(text.endswith(".") for text in page.said("p"))
     captions = Counter(page.said("figcaption"))

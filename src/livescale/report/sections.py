@@ -48,10 +48,9 @@ class Gallery:
     def sections(self) -> list[keys.Section]:
         """All sections that the records have something for."""
         found = [
+            keys.Section("In short", "short", self._short()),
             keys.Section("Load and capacity", "load", [*self._arrivals(), *self._capacity()]),
-            keys.Section(
-                "Instances", "instances", [*self._devices(), *self._lanes(), *self._close_up()]
-            ),
+            keys.Section("Instances", "instances", [*self._lanes(), *self._close_up()]),
             keys.Section("Live scaling", "live", live_groups(self.runs, self._name, self.notes)),
             keys.Section("Latency", "latency", [*self._latencies(), *self._distributions()]),
             keys.Section("Goodput", "goodput", self._goodput()),
@@ -59,6 +58,35 @@ class Gallery:
             keys.Section("Host memory", "host-memory", self._copies()),
         ]
         return [section for section in found if section.groups]
+
+    # -- the first screen ---------------------------------------------------------------------
+
+    def _short(self) -> list[keys.PanelGroup]:
+        """How fast, how many devices, what went wrong."""
+        ttfts = [of.good_ttft_s for of in self._requests]
+        panels = []
+        if any(len(of) for of in ttfts):
+            slos = [_slo_s(run, "TTFT") for run in self.runs]
+            of_runs = [series.cumulative(of) for of in ttfts]
+            span = figures.span_of(ttfts, slos)
+            svg = figures.first_tokens(self._name(), of_runs, slos, span)
+            panels.append(keys.Panel(svg, "How fast: time to the first token"))
+        devices = [series.device_steps(run) for run in self.runs]
+        svg = figures.devices(self._name(), devices, self._until_s)
+        panels.append(keys.Panel(svg, "How many devices instances hold"))
+        if any(len(of.due_s) for of in self._requests):
+            bad = [
+                of.due_s[~(of.is_ok if run.slo is None else of.is_met)]
+                for run, of in zip(self.runs, self._requests, strict=True)
+            ]
+            svg = figures.missed(self._name(), bad, self._until_s)
+            panels.append(keys.Panel(svg, "What went wrong: requests so far"))
+        sentence = (
+            "The area below the devices is the GPU time, loading included. What went wrong are"
+            " requests that failed, or missed the SLO where one is known."
+        )
+        legend = [*keys.run_keys(self.runs), *keys.slo_keys(self.runs)]
+        return [keys.PanelGroup(sentence, legend, panels, columns=3)]
 
     # -- load ---------------------------------------------------------------------------------
 
@@ -107,12 +135,6 @@ class Gallery:
         return [keys.PanelGroup(sentence, legend, panels)]
 
     # -- instances ----------------------------------------------------------------------------
-
-    def _devices(self) -> list[keys.PanelGroup]:
-        of_runs = [series.device_steps(run) for run in self.runs]
-        svg = figures.devices(self._name(), of_runs, self._until_s)
-        sentence = "Devices that instances hold, loading included: the area below is the GPU time."
-        return [keys.PanelGroup(sentence, keys.run_keys(self.runs), [keys.Panel(svg)])]
 
     def _lanes(self) -> list[keys.PanelGroup]:
         panels = []
@@ -169,7 +191,8 @@ class Gallery:
             "The largest scale-up from close by: how much of the model each new instance has, from"
             " the decision on. Scales differ between runs."
         )
-        return [keys.PanelGroup(sentence, [], panels, in_twos)] if panels else []
+        columns = 2 if in_twos else 1
+        return [keys.PanelGroup(sentence, [], panels, columns)] if panels else []
 
     # -- latency ------------------------------------------------------------------------------
 
@@ -203,7 +226,7 @@ class Gallery:
             keys.KeyItem("99th percentile", ACCENT, width=1.2),
             *keys.slo_keys(self.runs),
         ]
-        return [keys.PanelGroup(sentence, legend, panels, in_twos=True)] if panels else []
+        return [keys.PanelGroup(sentence, legend, panels, columns=2)] if panels else []
 
     def _latency_panel(
         self, run: ReportedRun, what: str, of: series.Band, span_s: tuple[float, float]
@@ -230,7 +253,7 @@ class Gallery:
             " failed are not in them."
         )
         legend = [*keys.run_keys(self.runs), *keys.slo_keys(self.runs)]
-        return [keys.PanelGroup(sentence, legend, panels, in_twos=True)] if panels else []
+        return [keys.PanelGroup(sentence, legend, panels, columns=2)] if panels else []
 
     # -- goodput ------------------------------------------------------------------------------
 
@@ -243,20 +266,14 @@ class Gallery:
         edges = self._wide_edges
         all_per_s = np.max([series.rates(of.due_s, edges) for of in self._requests], axis=0)
         met = [series.rates(of.due_s[of.is_met], edges) for of in self._requests]
-        late = [of.due_s[~of.is_met] for of in self._requests]
         good = figures.goodput(self._name(), all_per_s, met, edges)
-        bad = figures.missed(self._name(), late, self._until_s)
         met_keys = keys.run_keys(self.runs) or [keys.KeyItem("requests that met the SLO", ACCENT)]
         legend = [*met_keys, keys.KeyItem("all requests", LOAD, "area")]
         first = (
             "Requests per second that met the SLO, by when they were due, before all that were due:"
             " grey that shows are requests that missed it."
         )
-        second = "How many requests had missed the SLO, or failed, by then."
-        return [
-            keys.PanelGroup(first, legend, [keys.Panel(good)]),
-            keys.PanelGroup(second, keys.run_keys(self.runs), [keys.Panel(bad)]),
-        ]
+        return [keys.PanelGroup(first, legend, [keys.Panel(good)])]
 
     # -- network and host memory --------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from livescale.report.run.terminal import seconds
 P = ParamSpec("P")
 WIDE_IN = 10.0
 HALF_IN = 4.9
+THIRD_IN = 3.6
 """Widths of figures that fill the page, and of those that stand two in a row."""
 
 ACCENT = "#0072B2"

@@ -39,7 +39,7 @@ def load_and_capacity(
     canvas.amount_axis(axes, "prompt tokens/s", largest)
 
 
-@canvas.figure("Devices held by instances over time", height_in=1.9)
+@canvas.figure("Devices held by instances over time", width_in=canvas.THIRD_IN)
 def devices(axes: Axes, of_runs: Sequence[Steps], until_s: float) -> None:
     """Devices that instances hold, one line per run."""
     for number, steps in enumerate(of_runs):
@@ -72,6 +72,17 @@ def latency_over_time(
     axes.set_ylabel(what)
 
 
+@canvas.figure("Cumulative distribution of TTFT", width_in=canvas.THIRD_IN)
+def first_tokens(
+    axes: Axes,
+    of_runs: Sequence[tuple[Floats, Floats]],
+    slos_s: Sequence[float | None],
+    span_s: tuple[float, float],
+) -> None:
+    """As `distributions`, of the TTFT alone and small."""
+    _distributions(axes, "TTFT", "requests", of_runs, slos_s, span_s)
+
+
 @canvas.figure("Cumulative distribution of {}", width_in=canvas.HALF_IN, height_in=2.6)
 def distributions(
     axes: Axes,
@@ -82,6 +93,17 @@ def distributions(
     span_s: tuple[float, float],
 ) -> None:
     """Cumulative distributions of all runs; a vertical line for the SLO that they share."""
+    _distributions(axes, what, share_of, of_runs, slos_s, span_s)
+
+
+def _distributions(
+    axes: Axes,
+    what: str,
+    share_of: str,
+    of_runs: Sequence[tuple[Floats, Floats]],
+    slos_s: Sequence[float | None],
+    span_s: tuple[float, float],
+) -> None:
     for number, (values, shares) in enumerate(of_runs):
         look = canvas.line_look(number, len(of_runs))
         axes.step(np.maximum(values, _LEAST_S), shares, where="post", **look)
@@ -108,9 +130,9 @@ def goodput(axes: Axes, per_s: Floats, met_per_s: Sequence[Floats], edges: Float
     canvas.amount_axis(axes, "requests/s", float(per_s.max()))
 
 
-@canvas.figure("Requests that have missed the SLO so far", height_in=1.7)
+@canvas.figure("Requests that have failed or missed the SLO so far", width_in=canvas.THIRD_IN)
 def missed(axes: Axes, of_runs: Sequence[Floats], until_s: float) -> None:
-    """How many requests have missed the SLO so far, by when they were due."""
+    """How many requests have failed or missed the SLO so far, by when they were due."""
     for number, due_s in enumerate(of_runs):
         steps = _thinned([(float(at), float(n)) for n, at in enumerate(due_s, 1)])
         canvas.step_line(axes, steps, until_s, **canvas.line_look(number, len(of_runs)))

@@ -124,12 +124,12 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class PanelGroup:
-    """Panels in one scale that one sentence explains."""
+    """Panels that one sentence explains, up to three in a row."""
 
     sentence: str
     legend: list[KeyItem]
     panels: list[Panel]
-    in_twos: bool = False
+    columns: int = 1
 
 
 @dataclass(frozen=True, slots=True)
