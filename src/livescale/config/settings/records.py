@@ -39,7 +39,7 @@ class RecordSettings(ScalingSettings, frozen=True, kw_only=True):
     log_level: Annotated[
         str,
         About(
-            "Lowest level of log lines. The pool prints its events at every level.",
+            "Lowest level of log lines. The pool prints its events unless this is error.",
             choices=("debug", "info", "warning", "error"),
             is_common=True,
         ),

@@ -96,8 +96,8 @@ class ClusterFolder:
         return folder
 
     def revoke(self, name: str) -> Path:
-        """The member is none any more: pools that run with a folder in here learn of it within a
-        second, others when they get the list, which is returned. Raises ClusterError."""
+        """The member is none any more: pools that run with a folder in here learn of it within
+        two seconds, others when they get the list, which is returned. Raises ClusterError."""
         path = self._path / name / CERTIFICATE_FILE
         try:
             certificate = x509.load_pem_x509_certificate(path.read_bytes())
