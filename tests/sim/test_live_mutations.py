@@ -142,7 +142,7 @@ MUTATIONS = [
     Mutation(targets_run_layers_that_are_not_there, "only layers that are there are run", 4),
     Mutation(ranks_do_not_wait_for_each_other, "only layers that are there are run", 14),
     Mutation(sources_do_not_pull, "a source is not idle", 39),
-    Mutation(sources_do_not_wait_for_kv, "a request decodes when its KV is there", 4),
+    Mutation(sources_do_not_wait_for_kv, "a request decodes when its KV is there", 1),
     Mutation(takers_say_nothing_to_the_gateway, "every request ends|every attempt ends", 22),
     Mutation(tokens_of_any_worker_are_taken, "each index comes once", 69),
     Mutation(the_controller_does_not_follow, "every attempt ends|one attempt at a time", 49),
@@ -150,7 +150,7 @@ MUTATIONS = [
     Mutation(targets_forget_what_they_gave, "every request ends|every attempt ends", 39),
     Mutation(pulls_are_not_answered, "a source is not idle", 39),
     Mutation(what_a_draining_instance_gives_back_is_forgotten, "every request ends", 15),
-    Mutation(what_a_former_target_gives_back_is_forgotten, "every request ends", 69),
+    Mutation(what_a_former_target_gives_back_is_forgotten, "every request ends", 73),
 ]
 
 

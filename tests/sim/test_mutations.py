@@ -664,9 +664,9 @@ MUTATIONS = [
     ),
     Mutation(instances_do_not_hold_their_hosts, "instances end before their host goes", 9),
     Mutation(those_who_leave_get_instances, "nothing new comes to those who leave", 72),
-    Mutation(lost_gateways_leave_their_requests, "knows no request that is over", 0),
-    Mutation(lost_gateways_leave_what_workers_have, "knows no request that is over", 0),
-    Mutation(lost_gateways_take_the_requests_of_others, "every request ends|stuck", 0),
+    Mutation(lost_gateways_leave_their_requests, "every (request|attempt) ends", 13),
+    Mutation(lost_gateways_leave_what_workers_have, "every (request|attempt) ends", 13),
+    Mutation(lost_gateways_take_the_requests_of_others, "every (request|attempt) ends", 13),
 ]
 
 
