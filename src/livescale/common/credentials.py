@@ -34,7 +34,7 @@ GATEWAY_ROLE = "livescale-gateway"
 """A DNS name in the certificates of machines that may be gateways, and nothing else."""
 LOOK_S = 2.0
 """How often a process looks whether members were revoked. Each look wakes a process that may be at
-rest: twice a second that was a quarter of what TLS on wires costs."""
+rest: twice a second, looks were about a third of what TLS on wires cost (benchmarks/RESULTS.md)."""
 _FILE_BYTES_MAX = 1 << 20
 
 

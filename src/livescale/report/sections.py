@@ -69,7 +69,7 @@ class Gallery:
             slos = [_slo_s(run, "TTFT") for run in self.runs]
             of_runs = [series.cumulative(of) for of in ttfts]
             span = figures.span_of(ttfts, slos)
-            svg = figures.first_tokens(self._name(), of_runs, slos, span)
+            svg = figures.first_tokens(self._name(), "TTFT", "requests", of_runs, slos, span)
             panels.append(keys.Panel(svg, "How fast: time to the first token"))
         devices = [series.device_steps(run) for run in self.runs]
         svg = figures.devices(self._name(), devices, self._until_s)

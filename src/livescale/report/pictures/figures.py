@@ -72,30 +72,6 @@ def latency_over_time(
     axes.set_ylabel(what)
 
 
-@canvas.figure("Cumulative distribution of TTFT", width_in=canvas.THIRD_IN)
-def first_tokens(
-    axes: Axes,
-    of_runs: Sequence[tuple[Floats, Floats]],
-    slos_s: Sequence[float | None],
-    span_s: tuple[float, float],
-) -> None:
-    """As `distributions`, of the TTFT alone and small."""
-    _distributions(axes, "TTFT", "requests", of_runs, slos_s, span_s)
-
-
-@canvas.figure("Cumulative distribution of {}", width_in=canvas.HALF_IN, height_in=2.6)
-def distributions(
-    axes: Axes,
-    what: str,
-    share_of: str,
-    of_runs: Sequence[tuple[Floats, Floats]],
-    slos_s: Sequence[float | None],
-    span_s: tuple[float, float],
-) -> None:
-    """Cumulative distributions of all runs; a vertical line for the SLO that they share."""
-    _distributions(axes, what, share_of, of_runs, slos_s, span_s)
-
-
 def _distributions(
     axes: Axes,
     what: str,
@@ -104,6 +80,7 @@ def _distributions(
     slos_s: Sequence[float | None],
     span_s: tuple[float, float],
 ) -> None:
+    """Cumulative distributions of all runs; a vertical line for the SLO that they share."""
     for number, (values, shares) in enumerate(of_runs):
         look = canvas.line_look(number, len(of_runs))
         axes.step(np.maximum(values, _LEAST_S), shares, where="post", **look)
@@ -118,6 +95,14 @@ def _distributions(
     axes.set_xlabel(what)
     axes.set_ylim(0, 1.01)
     axes.set_ylabel(f"share of {share_of}")
+
+
+_OF_DISTRIBUTIONS = "Cumulative distribution of {}"
+distributions = canvas.figure(_OF_DISTRIBUTIONS, width_in=canvas.HALF_IN, height_in=2.6)(
+    _distributions
+)
+first_tokens = canvas.figure(_OF_DISTRIBUTIONS, width_in=canvas.THIRD_IN)(_distributions)
+"""The same in the first row of a page."""
 
 
 @canvas.figure("Requests per second that met the SLO over time")
