@@ -356,6 +356,26 @@ def test_a_turn_is_worth_the_weight_of_the_client() -> None:
     assert order == ["a0", "a1", "a2", "b0", "a3", "b1", "b2", "b3"]
 
 
+@given(st.lists(st.sampled_from(["found a", "found b", "assign"]), max_size=20))
+def test_what_is_found_under_way_uses_up_no_turn(steps: list[str]) -> None:
+    """A gateway that announces late which of its requests run since an earlier life."""
+    router = Router(1)
+    for number in range(20):
+        for name in ("a", "b"):
+            router.arrive(f"{name}{number}", M, 1, 1, client=ClientShare(name))
+    served = []
+    for number, step in enumerate(steps):
+        if step == "assign":
+            ((request, _),) = assigned(router, count=1)
+            router.end(router.requests[request])
+            served.append(request[0])
+        else:
+            client = ClientShare(step.removeprefix("found "))
+            router.found(router.arrive(f"old{number}", M, 1, 1, client=client), W[2])
+            router.validate()
+    assert served == [("a", "b")[number % 2] for number in range(len(served))]
+
+
 def test_one_client_does_not_get_all_places_beside_others() -> None:
     router = Router(16, places=8)
     for number in range(20):
@@ -394,6 +414,14 @@ class RouterMachine(RuleBasedStateMachine):
         self.records[request] = self.router.arrive(
             request, M, tokens, 1, now_ns=self.now_ns, client=ClientShare(client)
         )
+
+    @rule(tokens=st.integers(1, 90), client=st.sampled_from(CLIENTS), data=st.data())
+    def find(self, tokens: int, client: str, data: st.DataObject) -> None:
+        """A gateway announces a request that an earlier life gave to a worker."""
+        self.arrive(tokens, client)
+        record = self.records[f"r{self.arrivals}"]
+        self.router.found(record, data.draw(st.sampled_from(W)))
+        assert record.is_started
 
     @rule(chosen=st.lists(st.sampled_from([0, 1, 2, 3]), unique=True))
     def assign(self, chosen: list[int]) -> None:

@@ -77,8 +77,7 @@ class Attempts:
             state.entry.window.add(now_ns, event.prompt_tokens)
         else:
             # What the instance reports of its work is more exact than a guess which ones wait.
-            record.is_admitted = record.is_started = True
-            self._router.place(record, event.worker)
+            self._router.found(record, event.worker)
         return True
 
     def _announced(self, record: RequestRecord, event: RequestArrived, now_ns: int) -> bool:

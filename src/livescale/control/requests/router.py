@@ -120,14 +120,16 @@ class Router:
         return record
 
     def place(self, record: RequestRecord, worker: WorkerRef) -> None:
-        """The request's attempt is under way on the worker."""
+        """The request's attempt is under way on the worker: its client's turn is used up by that."""
         self._dequeue(record, is_served=True)
-        record.worker = worker
-        outstanding = self._outstanding.setdefault(worker, Outstanding())
-        outstanding.add(record)
-        self._placed += 1
-        outstanding.newest = self._placed
+        self._hold(record, worker)
 
+    def found(self, record: RequestRecord, worker: WorkerRef) -> None:
+        """The request that arrived is under way on the worker since an earlier life. Nobody's turn
+        is used up by that: while others waited here, its client may have had none."""
+        self._dequeue(record)
+        record.is_admitted = record.is_started = True
+        self._hold(record, worker)
     def admit(self, request: RequestId, attempt: int) -> None:
         """The instance gave the request a place and KV."""
         record = self._under_way(request, attempt)
@@ -304,6 +306,13 @@ class Router:
         most = max(1, self._places - max(1, self._places // _SPARED_SHARE)) * len(row.workers)
         known = (self._outstanding.get(worker) for worker in row.workers)
         return sum(o.clients.get(client, 0) for o in known if o is not None) < most
+
+    def _hold(self, record: RequestRecord, worker: WorkerRef) -> None:
+        record.worker = worker
+        outstanding = self._outstanding.setdefault(worker, Outstanding())
+        outstanding.add(record)
+        self._placed += 1
+        outstanding.newest = self._placed
 
     def _enqueue(self, record: RequestRecord) -> None:
         self.touched[record.part] = None
