@@ -210,7 +210,7 @@ class Wishes:
 
     def _idle_spares(self, model: str) -> int:
         """Warm spares that could be instances at once."""
-        spares = self._pool.idle_spares(model)
+        spares = self._pool.iter_idle_spares(model)
         return sum(not self._fleet.is_leaving(spare.members) for spare in spares)
 
     def _snapshot(

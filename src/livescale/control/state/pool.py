@@ -6,14 +6,14 @@ every model stays in device or host memory). Losing a worker is not dropping: th
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from livescale.common.regions import lowest_gap
 from livescale.control.state.copy_lists import CopyLists
 from livescale.control.state.holdings import Copy, Holding, HoldingState
 from livescale.control.state.members_in_use import MembersInUse
 from livescale.control.state.reads import Reads
-from livescale.control.state.spare_copies import SpareCopies
+from livescale.control.state.spare_copies import SpareCopies, by_use
 from livescale.control.state.stage_schedule import StageSchedule
 from livescale.messages.commands import DropHolding, ReleaseHolding, StartHolding
 from livescale.messages.events import WorkerLost
@@ -199,7 +199,11 @@ class ParameterPool:
 
     def idle_spares(self, model: str) -> list[Copy]:
         """The model's warm spares whose workers are in no instance, least recently used first."""
-        return [copy for copy in self.spares(model) if not self.in_use.has_any_of(copy.members)]
+        return sorted(self.iter_idle_spares(model), key=by_use)
+
+    def iter_idle_spares(self, model: str) -> Iterator[Copy]:
+        """The same in no order: a model may have very many, which are counted in every step."""
+        return (c for c in self._spares.of(model) if not self.in_use.has_any_of(c.members))
 
     def take_changed_spares(self) -> dict[str, None]:
         """Models whose warm spares changed since the last call."""

@@ -4,8 +4,15 @@ decided elsewhere (`spares.py`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from livescale.control.state.holdings import Copy
-from livescale.values.types import InstanceId
+from livescale.values.types import InstanceId, WorkerRef
+
+
+def by_use(copy: Copy) -> tuple[int, WorkerRef]:
+    """The key that sorts the least recently used first."""
+    return copy.used_ns, copy.holder
 
 
 class SpareCopies:
@@ -39,7 +46,11 @@ class SpareCopies:
     def listed(self, model: str | None) -> list[Copy]:
         """Those of the model (None: all), least recently used first."""
         found = self._all if model is None else self._of_model.get(model, {})
-        return sorted(found.values(), key=lambda copy: (copy.used_ns, copy.holder))
+        return sorted(found.values(), key=by_use)
+
+    def of(self, model: str) -> Iterable[Copy]:
+        """Those of the model, in no order that means anything."""
+        return self._of_model.get(model, {}).values()
 
     def take_changed(self) -> dict[str, None]:
         """Models whose spares changed since the last call."""
