@@ -77,7 +77,8 @@ def test_the_ends_of_a_line_do_not_keep_the_sum() -> None:
 def test_neighbours_in_a_graph_are_all_before_and_after() -> None:
     fork = StageGraph(((1, 2), (3,), (3,), ()))
     found = smooth(fork, (2, 8, 3, 4), (1.0,) * 4, (1,) * 4)
-    assert [its.neighbours_mean for its in found] == [5.5, 3.0, 3.0, 5.5]
+    # Halfway to the means of the neighbours, which are 5.5, 3, 3 and 5.5.
+    assert [its.smooth for its in found] == [3.75, 5.5, 3.0, 4.75]
     assert [its.to_replicas for its in found] == [2, 6, 3, 4]
 
 

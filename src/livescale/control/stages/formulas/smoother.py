@@ -25,7 +25,6 @@ class Smoothed(Value, frozen=True):
     to_replicas: int
     cv: float
     beta: float
-    neighbours_mean: float
     smooth: float
 
 
@@ -66,4 +65,4 @@ def _smooth_stage(
     mean = sum(replicas[j] for j in near) / len(near) if near else float(has)
     needed = own * has + (1 - own) * mean
     count = min(has, max(math.ceil(needed - _ROUNDING), floor))
-    return Smoothed(stage, has, count, cv, own, mean, needed)
+    return Smoothed(stage, has, count, cv, own, needed)
