@@ -208,7 +208,9 @@ class LiveWorld:
                 continue
             assert live.batcher.pool.used == 0, live
             assert len(live.batcher.held) == 0, live
-            assert not live.has_work, live
+            assert not live.batcher.has_work, live
+            assert not live.batches.line, live
+            assert not live.batches.taken, live
             assert live.requests() == [], live
             assert node.serving is not None
             assert node.serving.side.lead is None, live

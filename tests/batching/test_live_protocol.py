@@ -143,7 +143,9 @@ def test_what_was_declined_is_not_offered_again() -> None:
     target.layers_arrived(_SPAN.stop)
     while run := target.next():
         target.done(run, [[5]] * sum(segment.samples for segment in run.segments), 0)
-    assert not target.has_work
+    assert not target.batcher.has_work
+    assert not target.batches.line
+    assert not target.batches.taken
     assert Parted(2) in _told(target)
 
 

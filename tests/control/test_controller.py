@@ -213,7 +213,7 @@ def test_a_drained_instance_keeps_the_last_copy_until_there_is_another() -> None
     # An instance still loads, so nothing has to be resumed; but no other copy is complete.
     lost = step(controller, low_ns + 1, WorkerLost(W[0], "gone"), finished("b"))
     assert lost == [AmendHolding(HoldingId(1, W[2]), whole(W[1]))]
-    assert controller.pool.holders("m") == [W[1]]
+    assert [copy.holder for copy in controller.pool.copies("m") if copy.is_complete] == [W[1]]
     failed = HoldingFailed(HoldingId(1, W[2]), "its source is gone")
     assert step(controller, low_ns + 2, failed) == [
         scaled(0, 1, "below_min"),
@@ -558,7 +558,7 @@ def test_an_instance_takes_a_worker_per_rank_and_serves_when_all_are_loaded() ->
         (W[1], 1),
     ]
     assert step(controller, 1, *loaded(HoldingId(1, W[0]))) == []
-    assert controller.pool.holders("m") == []
+    assert controller.pool.count_holders("m") == 0
     assert step(controller, 2, *loaded(HoldingId(1, W[1]))) == [Dispatch("r", 1, 2, W[0])]
 
 

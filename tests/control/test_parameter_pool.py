@@ -285,8 +285,8 @@ def check(pool: ParameterPool, oracle: PoolOracle) -> None:
         there = [copy for copy in oracle.of_model(model) if copy.is_there]
         assert [copy.members for copy in pool.copies(model)] == [copy.members for copy in there]
         whole = [copy.members[0] for copy in there if copy.is_whole]
-        assert pool.holders(model) == [holder for holder in whole if not holder.is_agent]
-        assert pool.count_holders(model) == len(pool.holders(model))
+        assert [copy.holder for copy in pool.copies(model) if copy.is_complete] == whole
+        assert pool.count_holders(model) == sum(not holder.is_agent for holder in whole)
         on_hosts = [copy.members[0] for copy in there if copy.members[0].is_agent]
         assert [copy.holder for copy in pool.host_copies(model)] == on_hosts
         for rank in range(oracle.ranks):

@@ -32,7 +32,6 @@ def load(
     directory: Path,
     layers: Collection[int] | None = None,
     kv_bytes: int = KV_BYTES,
-    reads_kv_in_place: bool = True,
     weights_layout: WeightsLayout = "auto",
 ) -> tuple[TorchExecutor, Manifest, bytearray]:
     """An executor with `layers` (all by default) materialized, its manifest and its arena."""
@@ -43,7 +42,6 @@ def load(
         BLOCK_TOKENS,
         weights_layout=weights_layout,
     )
-    executor.reads_kv_in_place = reads_kv_in_place
     executor.assign(manifest, memoryview(arena))
     for layer in read_layers(directory, manifest, memoryview(arena)):
         if layers is None or layer in layers:

@@ -19,6 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from effort import SOME_FAMILIES, examples, mostly_long
 from livescale.batching.runs.run import Run, Segment, SequenceSpec
+from livescale.engine.attention import kv_cache
 from livescale.engine.executor import TorchExecutor
 from livescale.engine.files.families import FAMILIES, Family
 from livescale.engine.files.make import FAMILY_NAMES
@@ -387,10 +388,13 @@ def test_the_document_lists_every_family() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "qwen3"])
-def test_gathered_keys_and_values_give_the_same(family_model: Models, family: str) -> None:
+def test_gathered_keys_and_values_give_the_same(
+    family_model: Models, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Devices that the compiled kernel cannot reach gather the blocks before they multiply."""
     model = family_model(family)
-    executor, manifest, _ = load(model.directory, kv_bytes=1 << 20, reads_kv_in_place=False)
+    monkeypatch.setattr(kv_cache, "_READ_IN_PLACE", ())
+    executor, manifest, _ = load(model.directory, kv_bytes=1 << 20)
     specs = mixed_requests()
     instance = Instance([(executor, manifest.span)], run_tokens_max=32)
     instance.add(specs)

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stage_graph_scaling import ScaledPool, play_scaled
+from stage_graphs import play_graph
+from stage_lines import play_line
 
 from effort import examples
 from livescale.control.stages.formulas.graph import StageGraph, line
@@ -21,9 +24,6 @@ from livescale.control.stages.formulas.variation import (
 )
 from livescale.control.stages.formulas.variation import line as line_of
 from livescale.lab.reproduce.quart.quart import gamma_gaps
-from livescale.lab.reproduce.quart.stage_graph_scaling import ScaledPool, play_scaled
-from livescale.lab.reproduce.quart.stage_graphs import play_graph
-from livescale.lab.reproduce.quart.stage_lines import play_line
 from livescale.values.scaling_policies import StagesByQueue
 
 arrivals_of = st.lists(st.floats(0, 20), min_size=1, max_size=60).map(

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stage_lines import gamma_line, play_line
 
 import effort
 from livescale.control.stages.formulas.queueing import mmc_wait
 from livescale.lab.reproduce.quart.quart import tandem_departures
-from livescale.lab.reproduce.quart.stage_lines import gamma_line, play_line
 
 STAGES, REPLICAS, LOAD = 8, 4, 0.9
 arrivals_of = st.lists(st.floats(0, 20), min_size=1, max_size=80).map(

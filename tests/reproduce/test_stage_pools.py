@@ -25,9 +25,7 @@ from livescale.sim.pools.stage_pools import PooledStages, fixed_counts, stage_co
 from livescale.sim.pools.stage_systems import (
     STAGE_SYSTEMS,
     StageSystem,
-    find_stage_system,
 )
-from livescale.sim.pools.systems import UnknownSystem
 from livescale.values.scaling_policies import StagesByQueue, StagesByRate
 
 S = 1_000_000_000
@@ -84,11 +82,6 @@ def test_a_model_that_no_device_holds_is_refused() -> None:
     with pytest.raises(PoolError, match="do not fit"):
         stage_config(cluster, POOLED, STAGE_SYSTEMS["infless"])
     assert stage_config(cluster, POOLED, STAGE_SYSTEMS["quart"]).workers == len(small)
-
-
-def test_an_unknown_system_names_the_others() -> None:
-    with pytest.raises(UnknownSystem, match="'quart'"):
-        find_stage_system("quarz")
 
 
 def test_what_systems_are_told_of_a_load() -> None:

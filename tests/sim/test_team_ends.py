@@ -19,7 +19,7 @@ from effort import mostly_long
 from livescale.batching.live.live_batch import LiveLimits
 from livescale.clusters.topology import Device
 from livescale.control.state.config import ControllerConfig
-from livescale.lab.bench.lines.team_switch import Switched, TeamTime, switched_of, team_times
+from livescale.lab.bench.lines.team_switch import Dispatches, TeamTime, switched, team_times
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
 from livescale.load.traces import TraceRow
@@ -88,16 +88,23 @@ def test_each_way_is_the_better_one_somewhere() -> None:
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
-def pause_ns(ends: list[Switched]) -> float:
+class End(NamedTuple):
+    """Of a request that decoded in a team when that ended."""
+
+    longest_gap_ns: int
+    latency_ns: int
+
+
+def pause_ns(ends: list[End]) -> float:
     return fmean(end.longest_gap_ns for end in ends)
 
 
-def latency_ns(ends: list[Switched]) -> float:
+def latency_ns(ends: list[End]) -> float:
     return fmean(end.latency_ns for end in ends)
 
 
 @functools.cache
-def ends_of(setting: Setting, how: str) -> list[Switched]:
+def ends_of(setting: Setting, how: str) -> list[End]:
     """Requests come one after the other in the first part of the teams' time."""
     team = first_team(setting)
     spread_ns = (team.ended_ns - team.formed_ns) * 6 // 10
@@ -105,9 +112,17 @@ def ends_of(setting: Setting, how: str) -> list[Switched]:
     times = [team.formed_ns + spread_ns * n // setting.requests for n in range(setting.requests)]
     rows = [TraceRow(at_ns, setting.prompt_tokens, output_tokens) for at_ns in times]
     lines = play(config_of(setting, how), rows)
-    outcomes = {line.outcome for line in lines if isinstance(line, RequestLine)}
-    assert outcomes == {Outcome.FINISHED}
-    found = switched_of(lines)
+    requests = [line for line in lines if isinstance(line, RequestLine)]
+    assert {line.outcome for line in requests} == {Outcome.FINISHED}
+    steps = [line for line in lines if isinstance(line, StepLine)]
+    dispatches = Dispatches(steps)
+    found = [
+        End(one.longest_gap_ns, line.token_ns[-1] - line.due_ns)
+        for time in team_times(steps)
+        if time.ended_ns
+        for line in requests
+        for one in switched(time, [line], dispatches)
+    ]
     assert len(found) > 3
     return found
 

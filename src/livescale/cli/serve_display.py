@@ -14,7 +14,6 @@ import shutil
 import sys
 import threading
 import time
-from typing import TextIO
 
 from livescale.common.settings import size_text
 from livescale.runtime.wire.news import LoadProgress, News, PoolProgress
@@ -28,14 +27,14 @@ _BAR_CHARS = 20
 
 
 class ServeDisplay(logging.Handler):
-    """The log of the supervisor's own process, on `stream`. Use as a context.
+    """The log of the supervisor's own process, on stderr. Use as a context.
 
     On a terminal lines are short; elsewhere they have date, level and no line that changes.
     """
 
-    def __init__(self, log_level: str, stream: TextIO | None = None) -> None:
+    def __init__(self, log_level: str) -> None:
         super().__init__()
-        self._stream = stream if stream is not None else sys.stderr
+        self._stream = sys.stderr
         self._has_terminal = self._stream.isatty()
         level = getattr(logging, log_level.upper())
         # News is no chatter: it is shown unless only errors are wanted.

@@ -76,8 +76,6 @@ class TorchExecutor(InstanceExecutor):
         self.block_tokens = block_tokens
         self._device = torch.device(device)
         self._weights_layout: WeightsLayout = weights_layout
-        #: of models that are assigned from now on: compiled kernels may read KV where it lies
-        self.reads_kv_in_place = True
         self._cores = cores
         # Filled, not only zero-allocated: the first touch of a page is slow and is paid here.
         self._pool = torch.empty(kv_bytes, dtype=torch.uint8, device=self._device).fill_(0)
@@ -102,7 +100,7 @@ class TorchExecutor(InstanceExecutor):
         layers = Layers(manifest, self._device, self._weights_layout)
         config = layers.config
         size = KvSize(len(layers) - 2, blocks, self.block_tokens, config.kv_heads, config.head_dim)
-        cache = KVCache(self._pool, layers.dtype, size, self.reads_kv_in_place)
+        cache = KVCache(self._pool, layers.dtype, size)
         self._parameters.attach(arena[: manifest.size_bytes])
         self._assigned = _Assigned(manifest, layers, cache, layers.compile(cache))
 

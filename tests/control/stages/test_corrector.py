@@ -208,13 +208,6 @@ def test_what_goes_on_does_not_depend_on_the_origin_of_time(loads: list[float]) 
     assert runs[0] == runs[1]
 
 
-def test_it_is_due_once_per_period() -> None:
-    corrector = Corrector(SETTINGS)
-    assert corrector.due_ns is None
-    corrector.step(5 * S, [], [], 9)
-    assert corrector.due_ns == 6 * S
-
-
 def test_two_loads_of_a_stage_are_refused() -> None:
     load = StageLoad(0, 1, 1.0, SERVICE_NS)
     with pytest.raises(ValueError, match="two loads"):

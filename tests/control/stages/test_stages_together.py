@@ -54,7 +54,7 @@ def test_with_a_constant_load_all_three_come_to_rest_within_the_targets(
             after = compensate(
                 StageLoad(
                     its.stage,
-                    its.from_replicas,
+                    corrected[its.stage],
                     rate,
                     services_ns[its.stage],
                     arrival_cv=cvs[its.stage],

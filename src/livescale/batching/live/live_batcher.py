@@ -265,11 +265,6 @@ class LiveBatcher(Serving):
     # -- what can be asked ----------------------------------------------------------------------
 
     @property
-    def has_work(self) -> bool:
-        """`next` might have something now."""
-        return self.batcher.has_work or bool(self.batches.line or self.batches.taken)
-
-    @property
     def is_alone(self) -> bool:
         is_giving = not self.giver.is_parted or self.batches.given or self.decode_giver.is_giving
         is_moving = not (self.mover.is_idle and self.drainer.is_idle)

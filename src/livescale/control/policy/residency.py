@@ -65,18 +65,10 @@ class ResidentLayers:
         """What is kept of the model."""
         return self._kept.get(model)
 
-    def forget(self, model: str) -> None:
-        """Its bytes are not what they were, or not wanted."""
-        self._kept.pop(model, None)
-
     def make_way(self, stop_bytes: int) -> None:
         """A model takes the memory up to there: what lies in its way is lost."""
         for kept in [k for k in self._kept.values() if k.offset_bytes < stop_bytes]:
             del self._kept[kept.model]
-
-    def models(self) -> tuple[tuple[str, int], ...]:
-        """(model, layers) of everything that is kept, the longest kept first."""
-        return tuple((kept.model, kept.layers) for kept in self._kept.values())
 
     def _gap(self, size_bytes: int) -> int | None:
         """The lowest place with so many free bytes."""

@@ -25,14 +25,11 @@ class Compensated(Value, frozen=True):
     `nothing_to_reclaim`. `sojourn_ns` is T_i by the model after it (None: no steady state).
     """
 
-    stage: int
-    from_replicas: int
     to_replicas: int
     from_cores: int
     to_cores: int
     reason: str
     sojourn_ns: int | None
-    target_ns: int
 
 
 def fit_cores(profile: Sequence[tuple[int, int]]) -> CoresModel:
@@ -112,9 +109,7 @@ def compensate(
     else:
         reason = "more_cores" if found > cores else "enough_cores"
     sojourn_ns = _sojourn_ns(with_cores(load, model, cores, found), count)
-    return Compensated(
-        load.stage, load.replicas, count, cores, found, reason, sojourn_ns, target_ns
-    )
+    return Compensated(count, cores, found, reason, sojourn_ns)
 
 
 def _sojourn_ns(after: StageLoad, replicas: int) -> int | None:

@@ -118,11 +118,6 @@ class Corrector:
         """Of the last step, in order."""
         return {} if self._keys is None else self._keys.listed
 
-    @property
-    def due_ns(self) -> int | None:
-        """When the next step is due (None: at once)."""
-        return None if self._last_ns is None else self._last_ns + self.settings.period_ns
-
     def _periods_since(self, last_ns: int, now_ns: int) -> float:
         return max(now_ns - last_ns, 0) / self.settings.period_ns
 

@@ -138,10 +138,6 @@ class ParameterPool:
         holders."""
         return list(self._lists.of(model).there)
 
-    def holders(self, model: str) -> list[WorkerRef]:
-        """Complete copies on devices, each named by the worker of its rank 0, in worker order."""
-        return [copy.holder for copy in self._lists.of(model).complete if not copy.is_on_host]
-
     def count_holders(self, model: str) -> int:
         """How many complete copies are on devices."""
         return self._lists.of(model).holders

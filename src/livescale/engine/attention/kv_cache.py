@@ -45,7 +45,6 @@ class KVCache:
         pool: torch.Tensor,
         dtype: torch.dtype,
         size: KvSize,
-        reads_in_place: bool = True,
     ) -> None:
         layers, blocks, block_tokens, kv_heads, head_dim = size
         self.blocks = blocks
@@ -57,9 +56,7 @@ class KVCache:
         assert size_bytes <= len(pool), f"{size_bytes} bytes of KV in a pool of {len(pool)}"
         self.keys, self.values = pool[:size_bytes].view(dtype).view(shape).unbind(0)
         #: the compiled kernel can read these keys and values where they lie
-        self.is_read_in_place = (
-            reads_in_place and pool.device.type == "cpu" and dtype in _READ_IN_PLACE
-        )
+        self.is_read_in_place = pool.device.type == "cpu" and dtype in _READ_IN_PLACE
         self._arrays = (
             [(as_array(k), as_array(v)) for k, v in zip(self.keys, self.values, strict=True)]
             if self.is_read_in_place

@@ -39,7 +39,6 @@ class HostsStory:
 
     began_ns: int = field(default_factory=time.monotonic_ns)
     joined_ns: dict[str, int] = field(default_factory=dict)
-    load_began_ns: int = 0
     scale_up_ns: int | None = None
     lost: str = ""
     cut_ns: int = 0
@@ -84,7 +83,6 @@ class HostsDemo:
             self._start_head(model)
             self._let_join()
             with self._client() as client:
-                self.story.load_began_ns = time.monotonic_ns()
                 told = f"{len(job.rows)} requests begin, most of them in one burst"
                 self.story.tell(told)
                 client.send(msgspec.to_builtins(job))

@@ -17,6 +17,7 @@ from livescale.report.pictures.series import Band, Floats, Steps
 
 _LEAST_S = 1e-6
 """A logarithmic axis has no 0."""
+_STEPS_MAX = 1000
 
 
 @canvas.figure("Requests per second over time", height_in=1.5)
@@ -172,7 +173,7 @@ def _stack(
         base = top
 
 
-def _thinned(steps: Steps, most: int = 1000) -> Steps:
+def _thinned(steps: Steps) -> Steps:
     """Fewer of them, the last one kept."""
-    stride = -(-len(steps) // most) or 1
+    stride = -(-len(steps) // _STEPS_MAX) or 1
     return [*steps[::stride], steps[-1]] if steps else []

@@ -234,9 +234,7 @@ class SimConfig(Value, frozen=True):
         return (*self.controller.models, *(policy for policy in added if policy is not None))
 
     @classmethod
-    def default(
-        cls, model: ModelSpec, workers: int = 8, instances_max: int | None = None
-    ) -> SimConfig:
+    def default(cls, model: ModelSpec, workers: int = 8) -> SimConfig:
         """One model on workers like the BlitzScale testbed's: 100 Gbit/s links, 10 Gbit/s SSD.
 
         15,000 prefill tokens per second and 30,000 KV blocks of 16 tokens per instance are the
@@ -247,7 +245,7 @@ class SimConfig(Value, frozen=True):
         policy = ModelPolicy(
             spec=model,
             instances_min=1,
-            instances_max=workers if instances_max is None else instances_max,
+            instances_max=workers,
             prefill_tokens_per_s=15_000,
             kv_blocks=30_000,
         )

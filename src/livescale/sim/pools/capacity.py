@@ -105,7 +105,6 @@ class ServingCapacity:
     factor: float
     factor_failed: float
     requests_per_s: float
-    unloaded_ttft_ns: int
     simulations: int
 
 
@@ -159,7 +158,7 @@ def measure_capacity(loads: Loads, config: SimConfig, seed: int) -> ServingCapac
             high = middle
     scaled_count = sum(map(len, scale_loads(loads, low, seed).values()))
     rate = scaled_count * NS_PER_S / duration_ns
-    return ServingCapacity(low, high, rate, unloaded_ns, len(tried) + 1)
+    return ServingCapacity(low, high, rate, len(tried) + 1)
 
 
 def scale_loads(loads: Loads, factor: float, seed: int) -> dict[str, list[TraceRow]]:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from livescale.common.settings import unknown
-from livescale.sim.pools.systems import System, UnknownSystem
+from livescale.sim.pools.systems import System
 from livescale.values.copy_strategies import (
     AllCopies,
     CacheCopies,
@@ -169,10 +168,3 @@ _ALL = (
     ),
 )
 STAGE_SYSTEMS: dict[str, StageSystem] = {system.name: system for system in _ALL}
-
-
-def find_stage_system(name: str) -> StageSystem:
-    """The system of that name. Raises UnknownSystem."""
-    if name not in STAGE_SYSTEMS:
-        raise UnknownSystem(unknown("there is no strategy", name, tuple(STAGE_SYSTEMS)))
-    return STAGE_SYSTEMS[name]

@@ -41,19 +41,6 @@ def variability(arrival_cv: float, service_cv: float) -> float:
     return (arrival_cv**2 + service_cv**2) / 2
 
 
-def allen_cunneen_wait(
-    arrival_rate: float, service_rate: float, servers: int, arrival_cv: float, service_cv: float
-) -> float:
-    """Mean time in the queue of G/G/c, approximately; exact for M/M/c and M/G/1.
-
-    `arrival_cv` is the coefficient of variation of the gaps between arrivals, `service_cv` that of
-    service times.
-    """
-    wait = mmc_wait(arrival_rate, service_rate, servers)
-    # Without a steady state no evenness helps: 0 · inf would say nothing.
-    return wait if wait == math.inf else wait * variability(arrival_cv, service_cv)
-
-
 def least_stable(arrival_rate: float, service_rate: float) -> int:
     """The fewest servers, at least one, that are faster than the arrivals."""
     return math.floor(arrival_rate / service_rate) + 1

@@ -18,26 +18,23 @@ _ROUNDING = 1e-9
 
 class Smoothed(Value, frozen=True):
     """What Eq. 7 makes of a stage: `smooth` is y' as it is, `to_replicas` what it comes to in whole
-    replicas, never more than `from_replicas`."""
+    replicas, never more than there are."""
 
     stage: int
-    from_replicas: int
     to_replicas: int
     cv: float
-    beta: float
-    neighbours_mean: float
     smooth: float
 
 
-def beta(cv: float, cv_of_half: float = 1.0) -> float:
+def beta(cv: float) -> float:
     """β(CV): how much a stage's own need counts, in [0, 1) and rising with the CV of its arrivals.
 
-    The paper says no more than that. CV² / (CV² + `cv_of_half`²): the wait grows with CV², and a
-    stage that gets requests evenly needs what its neighbours need.
+    The paper says no more than that. CV² / (CV² + 1): the wait grows with CV², and a stage that
+    gets requests evenly needs what its neighbours need.
     """
-    if cv < 0 or cv_of_half <= 0:
-        raise ValueError(f"CV {cv} is negative, or {cv_of_half} is not positive")
-    return cv * cv / (cv * cv + cv_of_half * cv_of_half)
+    if cv < 0:
+        raise ValueError(f"CV {cv} is negative")
+    return cv * cv / (cv * cv + 1)
 
 
 def smooth(
@@ -45,7 +42,6 @@ def smooth(
     replicas: Sequence[int],
     cvs: Sequence[float],
     floors: Sequence[int],
-    cv_of_half: float = 1.0,
 ) -> list[Smoothed]:
     """One entry per stage. `replicas` are ŷ, after the Corrector; `cvs` the predicted CVs of
     arrivals; below `floors` (r_min, and what keeps the stage faster than its arrivals) none goes.
@@ -53,7 +49,7 @@ def smooth(
     All stages are computed from the same ŷ. Fractions of a replica count as one.
     """
     return [
-        _smooth_stage(graph, stage, replicas, cv, beta(cv, cv_of_half), floor)
+        _smooth_stage(graph, stage, replicas, cv, beta(cv), floor)
         for stage, (cv, floor) in enumerate(zip(cvs, floors, strict=True))
     ]
 
@@ -66,4 +62,4 @@ def _smooth_stage(
     mean = sum(replicas[j] for j in near) / len(near) if near else float(has)
     needed = own * has + (1 - own) * mean
     count = min(has, max(math.ceil(needed - _ROUNDING), floor))
-    return Smoothed(stage, has, count, cv, own, mean, needed)
+    return Smoothed(stage, count, cv, needed)

@@ -35,7 +35,6 @@ _KV_BYTES = 256 << 20
 _RUN_TOKENS_MAX = 512
 _SEQUENCES_MAX = 64
 _ROUND_S = 900.0
-_BUSY_OTHERS = 0.05
 
 
 @dataclass(frozen=True, slots=True)

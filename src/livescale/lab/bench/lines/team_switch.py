@@ -6,13 +6,13 @@ the gateway.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
 from livescale.messages.commands import ChangeDuty, Dispatch
-from livescale.telemetry.record.record import AnyLine, RequestLine, StepLine
+from livescale.telemetry.record.record import RequestLine, StepLine
 from livescale.values.routes import Team
 from livescale.values.types import RequestId, WorkerRef
 
@@ -33,11 +33,10 @@ class TeamTime:
 @dataclass(frozen=True, slots=True)
 class Switched:
     """A request that decoded in a team when that ended. Of the gaps between its tokens the longest
-    one about the end, and the median of those before; from its arrival to its last token."""
+    one about the end, and the median of those before."""
 
     longest_gap_ns: int
     usual_gap_ns: int
-    latency_ns: int
 
     @property
     def pause_ns(self) -> int:
@@ -100,16 +99,6 @@ def switched(
             Switched(
                 longest_gap_ns=max(later[:_GAPS_AT_END]),
                 usual_gap_ns=int(median(before or later)),
-                latency_ns=tokens[-1] - line.due_ns,
             )
         )
     return found
-
-
-def switched_of(lines: Sequence[AnyLine]) -> list[Switched]:
-    """Those of all teams that ended."""
-    steps = [line for line in lines if isinstance(line, StepLine)]
-    requests = [line for line in lines if isinstance(line, RequestLine)]
-    dispatches = Dispatches(steps)
-    times = [time for time in team_times(steps) if time.ended_ns]
-    return [one for time in times for one in switched(time, requests, dispatches)]

@@ -86,7 +86,6 @@ class SoakLoad:
         self.gateway_faults_ns: list[int] = []
         #: connections that such a fault broke
         self.broken = 0
-        self._base_url = base_url
         self._rng = random.Random(shape.seed)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         timeout = httpx.Timeout(_SILENCE_S, connect=_SILENCE_S)

@@ -40,7 +40,6 @@ SETUPS = {
     ),
 }
 """With prefill and decode instances."""
-COLOCATED = {name: replace(setup, roles=None) for name, setup in SETUPS.items()}
 NAMES = {"burstgpt": "BurstGPT", "azurecode": "AzureCode", "azureconv": "AzureConv"}
 TWO_BURSTS = replace(SETUPS["azurecode"], trace="azurecode_0855_5min", played_ns=None)
 """All of AzureCode's other five minutes, whose bursts lie as far apart as the paper's."""

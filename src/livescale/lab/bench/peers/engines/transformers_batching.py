@@ -26,9 +26,8 @@ _CANDIDATES = ((32, 256), (256, 2048))
 class _Batching:
     """The model and the settings found best so far."""
 
-    def __init__(self, model: Any, job: Job) -> None:
+    def __init__(self, model: Any) -> None:
         self._model = model
-        self._job = job
         self._best: dict[int, tuple[int, int]] = {}
 
     def play(self, job: Job) -> Job:
@@ -111,7 +110,7 @@ class _Batching:
 def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
     """Load the model; it is switched to paged SDPA attention when a round begins."""
     model = load_stock_model(job)
-    return "paged sdpa, the best of a few settings", _Batching(model, job).play
+    return "paged sdpa, the best of a few settings", _Batching(model).play
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from stage_graphs import GraphRun
 
 from livescale.control.stages.corrector import StageDecision
 from livescale.control.stages.formulas.graph import StageGraph
 from livescale.control.stages.formulas.stage_load import StageLoad
 from livescale.control.stages.line_scaling import LineScaling
-from livescale.lab.reproduce.quart.stage_graphs import GraphRun
 from livescale.values.scaling_policies import StagesByQueue
 from livescale.values.units import NS_PER_S
 
