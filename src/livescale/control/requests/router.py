@@ -120,7 +120,7 @@ class Router:
         return record
 
     def place(self, record: RequestRecord, worker: WorkerRef) -> None:
-        """The request's attempt is under way on the worker: its client's turn is used up by that."""
+        """The attempt is under way on the worker: it uses up a turn of the client."""
         self._dequeue(record, is_served=True)
         self._hold(record, worker)
 
@@ -130,6 +130,7 @@ class Router:
         self._dequeue(record)
         record.is_admitted = record.is_started = True
         self._hold(record, worker)
+
     def admit(self, request: RequestId, attempt: int) -> None:
         """The instance gave the request a place and KV."""
         record = self._under_way(request, attempt)

@@ -214,10 +214,13 @@ def ideal_last_to_stop(order: str, layers: int, batches: int, ratio: int) -> flo
 
 
 def mean_to_optimum(layers: int, batches: int, ratio: int) -> float | None:
-    """ZigZag's mean latency over that of the best split that there is; None without a solver."""
+    """ZigZag's mean latency over that of the best split that there is. None without a solver, or
+    when that ran out of time before it had proved which split is the best."""
     loaded = loaded_every(ratio * _UNIT_NS, layers)
     try:
         best = solve_split(layers, (_UNIT_NS,) * batches, loaded)
     except SolverMissingError:
+        return None
+    if not best.is_proved:
         return None
     return ideal_play(ZIGZAG.name, layers, batches, ratio).mean_ns / best.mean_ns
