@@ -26,6 +26,8 @@ import slowness
 
 ROOT = Path(__file__).parent.parent
 _READY_S = 60.0
+#: a line of `serve` (processes are "… ready after", too)
+_SERVES = "\nready after"
 #: in order, or by Ctrl-C
 _ENDS = (0, 128 + signal.SIGINT)
 #: README's head node and the two machines beside it
@@ -161,7 +163,7 @@ def quickstart(head: Machine) -> None:
     assert activate == ". .venv/bin/activate"
     head.run(make)
     [shown] = blocks("Quickstart", "json")
-    with head.running(serve, "ready after"):
+    with head.running(serve, _SERVES):
         answer = json.loads(head.run(ask))
         if answer.keys() != json.loads(" ".join(shown)).keys():
             raise PathError(f"$ {ask}\n{answer}\n(README shows other fields)")
@@ -175,14 +177,14 @@ def several_models(head: Machine, clone: Path) -> None:
     assert serve is not None
     for name in ("other", "third"):
         head.run(f"livescale models make models/{name} --preset small")
-    with head.running(serve.group(), "ready after"):
+    with head.running(serve.group(), _SERVES):
         for command in blocks("Several models, scale to zero")[0]:
             head.run(command)
 
 
 def more_machines(found: Mapping[str, Machine], clone: Path) -> None:
     serve, join, gateway = blocks("More machines")[0]
-    with found[_HEAD].running(serve, "ready after"):
+    with found[_HEAD].running(serve, _SERVES):
         # The clone is on all of these machines, and so is the token.
         assert (clone / "pool.token").is_file()
         with (
@@ -195,7 +197,7 @@ def more_machines(found: Mapping[str, Machine], clone: Path) -> None:
 
 def observe(head: Machine) -> None:
     metrics, top, serve, *after = blocks("Observability, simulation")[0]
-    with head.running(serve, "ready after"):
+    with head.running(serve, _SERVES):
         head.run(blocks("Quickstart")[0][-1])
         head.run(metrics)
         with head.running(top, "small"):

@@ -9,6 +9,7 @@ import asyncio
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +25,7 @@ from livescale.config.reading import add_flags, checked_model, given_flags, load
 from livescale.config.slo import SloAbsolute, SloRule, parse_slo
 from livescale.engine.files.make import make_model
 from livescale.lab.commands.demo_run import DemoRun, Played, TokenChecks
-from livescale.load.traces import TraceRow, clip
+from livescale.load.traces import TraceRow, clip, upscale
 from livescale.report.comparison import comparison_table
 from livescale.report.html import write_html_report
 from livescale.report.run.live_loads import live_text, load_stories
@@ -33,7 +34,7 @@ from livescale.report.run.terminal import seconds, table
 from livescale.report.run_report import run_text
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record.record import read_record
-from livescale.values.units import NS_PER_MS
+from livescale.values.units import NS_PER_MS, NS_PER_S
 
 _PRESET = "demo"
 # How long the pool may take to shrink again after the last request.
@@ -45,6 +46,9 @@ _SPLIT_TRACE = "gamma:rate=3,cv=3,seconds={},input=1536,output=640"
 # Where lengths must be clipped, this part of the model's limit is for the output.
 _OUTPUT_PART = 4
 _SLO_MULTIPLE = 5
+_BURST_PERCENT, _BURST_S = 150, 3
+"""The burst of the demo's own trace is so much of what one instance computes, over so long: more
+than that one serves in time, and little enough for all of them."""
 _NEXT = "next      livescale serve path/to/model, and livescale top while it serves"
 PARTS = ("scaling", "live")
 _DEFAULTS = {
@@ -74,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     words = "Scale separate instances for prefill and decode, in place of both parts."
     add("--disaggregated", action="store_true", help=words)
-    add_load_arguments(parser, trace=None, seconds=45, divide_lengths=16)
+    add_load_arguments(parser, trace=None, seconds=30, divide_lengths=16)
     add(
         "--load-seconds",
         type=float,
@@ -155,9 +159,11 @@ def _play_scaling(arguments: argparse.Namespace, folder: Path) -> _Outcome:
     async def play() -> _Outcome:
         async with run.pool():
             await run.until_serving(_SHRINK_S)
-            slo = await _slo(run, load.rows, arguments)
+            is_own = arguments.trace is None and arguments.factor == 1
+            rows = await _fitting(run, load.rows, arguments.seed) if is_own else load.rows
+            slo = await _slo(run, rows, arguments)
             print(f"ready: {run.base_url}/v1; replaying {arguments.seconds} s", flush=True)
-            played = await run.play(load.rows, seed=arguments.seed)
+            played = await run.play(rows, seed=arguments.seed)
             await run.until_small(_SHRINK_S)
         found = played.reported(name, load.name, slo, str(slo))
         checks, record = run.check(played.results), played.record
@@ -204,6 +210,31 @@ async def _slo(run: DemoRun, rows: Sequence[TraceRow], arguments: argparse.Names
     words = f"{_SLO_MULTIPLE} times that of a prompt of {prompt_tokens:.0f} tokens alone"
     print(f"SLO: a TTFT of {bound_ms} ms, {words}", flush=True)
     return SloAbsolute(bound_ms * NS_PER_MS)
+
+
+async def _fitting(run: DemoRun, rows: Sequence[TraceRow], seed: int) -> Sequence[TraceRow]:
+    """Fewer of the rows where their burst is more than the pool can serve: then one would see a
+    queue, and nothing of scaling. Raises UserError."""
+    most = _BURST_PERCENT * await _tokens_per_s(Path(str(run.config.record))) // 100
+    factor = most / _peak_tokens_per_s(rows)
+    if factor >= 1:
+        return rows
+    fewer = upscale(rows, factor, seed) or rows[:1]
+    print(
+        f"played: {len(fewer)} of the {len(rows)} requests, so that their burst is"
+        f" {_BURST_PERCENT / 100:g} times what one instance computes (with --trace: all)",
+        flush=True,
+    )
+    return fewer
+
+
+def _peak_tokens_per_s(rows: Sequence[TraceRow]) -> float:
+    """Of prompts that arrive within `_BURST_S`, from any second on."""
+    by_second: Counter[int] = Counter()
+    for row in rows:
+        by_second[row.arrival_ns // NS_PER_S] += row.input_tokens
+    spans = (range(start, start + _BURST_S) for start in by_second)
+    return max(sum(by_second[second] for second in span) for span in spans) / _BURST_S
 
 
 def _clipped(load: Load, request_tokens_max: int) -> Load:
