@@ -229,6 +229,9 @@ class SimGateway:
 
     def take_message(self, worker: WorkerRef, message: FromWorkerMessage) -> None:
         """Tokens and reports of a worker."""
+        if self._is_dead:
+            # A worker that was lost before this gateway had sent them.
+            return
         if isinstance(message, SimTokens):
             delay_ns = self._clock.now_ns - message.step_ns[-1]
             came_ns = [step_ns + delay_ns for step_ns in message.step_ns]
