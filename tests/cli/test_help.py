@@ -30,8 +30,17 @@ def test_serve_shows_auto_where_it_chooses(
 
 def test_a_demo_shows_its_own_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "demo", "--help")
-    assert "(3, live part 2, disaggregated 4)" in text
+    assert "(3; live 2)" in text
     assert "(auto)" not in text
+
+
+@pytest.mark.parametrize("command", [("serve",), ("demo",), ("join",), ("gateway",)])
+def test_help_fits_on_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = shown(capsys, *command, "--help").splitlines()
+    assert [line for line in lines if len(line) > 80] == []
 
 
 def test_flags_of_commands_show_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:

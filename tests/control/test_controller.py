@@ -62,6 +62,7 @@ from livescale.messages.events import (
     InstanceReported,
     LayerArrived,
     LiveStarted,
+    MembersLeave,
     ModelAdded,
     ModelRemoved,
     RequestArrived,
@@ -74,7 +75,14 @@ from livescale.messages.events import (
 )
 from livescale.values.routes import Duty
 from livescale.values.scaling_policies import ModelPolicy
-from livescale.values.types import HoldingId, InstanceState, Outcome, Role, WorkerRef
+from livescale.values.types import (
+    IDS_PER_EPOCH,
+    HoldingId,
+    InstanceState,
+    Outcome,
+    Role,
+    WorkerRef,
+)
 
 LOW_NS = 333 * MS
 
@@ -332,6 +340,30 @@ def test_a_failed_load_is_tried_again_after_its_time() -> None:
     assert [type(command) for command in retried] == [ScaleDecided, PlanMade, StartHolding]
 
 
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_an_instance_whose_first_run_fails_is_a_failed_load(is_draining: bool) -> None:
+    """It was reported as loaded: only computing shows that it cannot."""
+    controller = serving(2, 2, load_retry_ns=100, instances_max=2)
+    step(controller, 1, arrived("r"))
+    if is_draining:
+        step(controller, 2, MembersLeave((W[0],)))
+    step(controller, 3, HoldingFailed(HoldingId(101, W[0]), "no such operation"))
+    assert 101 not in controller.fleet.instances
+    state = controller.models["m"]
+    assert state.load_failures.in_a_row == 1
+    assert 102 in controller.fleet.instances, "the other one serves on"
+
+
+def test_a_plan_that_cannot_be_made_takes_no_number() -> None:
+    """It is asked for in every step."""
+    device = msgspec.structs.replace(DEVICE, reads_files=False)
+    controller = make_controller(workers=1)
+    step(controller, 0, WorkerJoined(W[0], device))
+    for now_ns in range(1, 10):
+        step(controller, now_ns, arrived(f"r{now_ns}"))
+    assert controller.planning.last_id == 0
+
+
 def test_only_one_worker_reads_storage_and_the_others_follow_in_a_chain() -> None:
     controller = make_controller(workers=3, models=(make_policy(least=3, most=3),))
     (plan,) = plans_of(step(controller, 0, *joined(*W[:3])))
@@ -397,7 +429,7 @@ def test_a_restarted_controller_adopts_a_load_under_way() -> None:
 def test_ids_of_an_earlier_life_are_not_used_again() -> None:
     controller = make_controller(workers=1, epoch=1)
     commands = step(controller, 0, *joined(W[0]))
-    assert instances_of(loads_of(commands)) == [1_000_002]
+    assert instances_of(loads_of(commands)) == [IDS_PER_EPOCH + 2]
 
 
 def test_an_instance_with_requests_that_nobody_announced_yet_is_not_released() -> None:

@@ -61,6 +61,8 @@ def target_of(state: HoldingState, cause: type[Value]) -> HoldingState | None:
         return S.LEAVING
     if state is S.WAKING:
         return NEWS[cause] if cause in (HoldingCompleted, HoldingFailed) else None
+    if cause is HoldingFailed:
+        return S.GONE  # its first Run shows what it is worth
     return None if state in WHOLE else NEWS[cause]
 
 

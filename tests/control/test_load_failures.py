@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stories import (
@@ -35,13 +36,16 @@ from livescale.messages.commands import AnyCommand, Dispatch, FailRequest
 from livescale.messages.events import (
     AgentJoined,
     AnyEvent,
+    FirstByteArrived,
+    HoldingCompleted,
     HoldingFailed,
     Tick,
     WorkerJoined,
     WorkerLost,
 )
 from livescale.values.scaling_policies import ModelPolicy
-from livescale.values.types import IDS_PER_EPOCH, HoldingId, WorkerRef
+from livescale.values.stages import stage_specs
+from livescale.values.types import IDS_PER_EPOCH, HoldingId, LayerSpan, WorkerRef
 
 RETRY_NS = 100 * MS
 CONFIG = ControllerConfig((), 0, load_retry_ns=RETRY_NS, load_retry_ns_max=8 * RETRY_NS)
@@ -306,6 +310,28 @@ def test_a_model_whose_copy_in_memory_cannot_be_loaded_is_given_up() -> None:
             now_ns = controller.models["m"].load_failures.blocked_until_ns
             commands = step(controller, now_ns, Tick())
     assert failed(commands) == ["r"]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_requests_of_a_model_in_stages_do_not_wait_for_one_that_cannot_be_loaded(
+    failing: int,
+) -> None:
+    wide = msgspec.structs.replace(SPEC, layer_bytes=(10, 5, 5, 5, 10), kv_bytes_per_token=3)
+    stages = stage_specs(wide, [LayerSpan(0, 2), LayerSpan(2, 5)])
+    policies = tuple(make_policy(least=1, spec=spec) for spec in stages)
+    controller = make_controller(2, models=policies, load_retry_ns=RETRY_NS)
+    first = arrived("r", model=stages[0].name)
+    loads = {load.model: load for load in loads_of(step(controller, 0, *joined(*W[:2]), first))}
+    good, bad = loads[stages[1 - failing].name], loads[stages[failing].name]
+    step(controller, 1, FirstByteArrived(good.holding), HoldingCompleted(good.holding, 1))
+    now_ns = 1
+    for trial in range(CONFIG.load_failures_max):
+        commands = step(controller, now_ns, HoldingFailed(bad.holding, "it is gone"))
+        is_last = trial + 1 == CONFIG.load_failures_max
+        assert failed(commands) == (["r"] if is_last else [])
+        if not is_last:
+            now_ns = controller.models[bad.model].load_failures.blocked_until_ns
+            (bad,) = loads_of(step(controller, now_ns, Tick()))
 
 
 @given(failing=st.integers(0, 2), there=st.sets(st.integers(0, 2), min_size=1))

@@ -25,10 +25,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.clusters.topology import Device, Direction, Host, Leaf, LinkKind, Topology
+from livescale.clusters.topology import Device, Direction, Host, Leaf, LinkKind, LinkUse, Topology
 from livescale.control.multicast.bound import lower_bound
 from livescale.control.multicast.cost import CostModel, shape_of
 from livescale.control.multicast.fabric import Fabric
+from livescale.control.multicast.placing import kinds_of_spare
 from livescale.control.multicast.planner import STRATEGIES, PlanError, make_plan
 from livescale.control.multicast.ranges import covers, intersect
 from livescale.control.multicast.request import PlanRequest, Source
@@ -285,6 +286,33 @@ def test_auto_against_every_choice_and_every_forest(data: st.DataObject) -> None
     plan = make_plan(asked, topology)
     assert plan.predicted_ns is not None
     assert plan.predicted_ns <= best_possible_ns(asked, topology) * 1.02
+
+
+@given(data=st.data())
+@settings(max_examples=examples(60))
+def test_spare_workers_of_the_same_kinds_are_as_soon_loaded(data: st.DataObject) -> None:
+    """So what was predicted for one choice of them holds for another one."""
+    devices = {}
+    for i in range(data.draw(st.integers(4, 10), "devices")):
+        host = data.draw(st.integers(0, 3), f"host of {i}")
+        grouped = data.draw(st.booleans(), f"{i} in a group")
+        rate = data.draw(st.sampled_from([RATE, 2 * RATE]), f"rate of {i}")
+        devices[W[i]] = device(f"h{host}", f"leaf{host % 2}", rate, f"g{host}" if grouped else "")
+    spine = data.draw(st.sampled_from([None, RATE // 2, 2 * RATE]), "spine")
+    leaves = {f"leaf{i}": Leaf(f"leaf{i}", spine, spine) for i in (0, 1)} if spine else {}
+    topology = Topology(devices, {}, leaves, group_bytes_per_s=50 * RATE)
+    others = list(devices)[1:]
+    uses = [LinkUse(LinkKind.NIC, str(w), way) for w in others for way in (IN, OUT)]
+    busy = data.draw(st.lists(st.sampled_from(uses), max_size=2), "busy")
+    chosen = st.sets(st.sampled_from(others), min_size=1)
+    first, second = (
+        request(copies(W[0]), spare=sorted(data.draw(chosen, "spare")), busy=busy) for _ in range(2)
+    )
+    assume(kinds_of_spare(first, topology) == kinds_of_spare(second, topology))
+    one, other = (make_plan(asked, topology).predicted_ns for asked in (first, second))
+    assert one is not None
+    assert other is not None
+    assert max(one, other) <= min(one, other) * 1.02
 
 
 def test_large_clusters_are_near_the_lower_bound() -> None:

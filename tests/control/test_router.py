@@ -392,6 +392,17 @@ def test_one_client_does_not_get_all_places_beside_others() -> None:
     assert assigned(router, later_ns, count=1) == [("many19", 10)], "the other one is forgotten"
 
 
+def test_nothing_is_left_of_a_part_that_is_forgotten() -> None:
+    """A model that is published again under its name begins anew."""
+    router = Router(16, places=8)
+    for name in ("few", "many"):
+        router.end(router.arrive(name, M, 1, 1, client=ClientShare(name)))
+    router.forget_part(M)
+    for number in range(8):
+        router.arrive(f"many{number}", M, 1, 1, client=ClientShare("many"))
+    assert len(assigned(router, count=1)) == 8, "nobody else is known"
+
+
 TOKENS_MAX = 60
 
 

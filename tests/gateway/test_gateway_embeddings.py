@@ -18,6 +18,7 @@ from gateway_double import (
     ScriptedBackend,
     scripted_embedding,
 )
+from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer
 
 from livescale.gateway.contract.backend import GenerationFailed, QueueFull
@@ -158,10 +159,30 @@ def test_a_full_queue_and_a_failure_are_told(http: httpx.Client, backend: Script
 def test_what_is_not_finite_is_no_embedding(
     value: float, encoding: str, http: httpx.Client, backend: ScriptedBackend
 ) -> None:
-    """In JSON it would be null, with status 200."""
+    """In JSON it would be null, with status 200. Its inputs count as failed."""
+    before = ends(http)
     values = [0.5] * (EMBEDDING_SIZE - 1)
     backend.script = Script([], embedding=struct.pack(f"<{EMBEDDING_SIZE}f", *values, value))
     answer = embed(http, input=["a", "b"], encoding_format=encoding)
     assert answer.status_code == 500
     error = answer.json()["error"]
     assert (error["param"], error["code"]) == ("input", "not_finite")
+    after = ends(http)
+    assert {end: after[end] - before[end] for end in after if after[end] != before[end]} == {
+        ("livescale_request_success_total", "error"): 2,
+        ("livescale_requests_total", "failed"): 2,
+    }
+
+
+def ends(http: httpx.Client) -> dict[tuple[str, str], float]:
+    """How the requests so far ended: their number by metric and its label."""
+    labels = {
+        "livescale_request_success_total": "finished_reason",
+        "livescale_requests_total": "outcome",
+    }
+    return {
+        (sample.name, sample.labels[labels[sample.name]]): sample.value
+        for family in text_string_to_metric_families(http.get("/metrics").text)
+        for sample in family.samples
+        if sample.name in labels and sample.labels["model"] == "tiny"
+    }

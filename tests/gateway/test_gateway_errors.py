@@ -131,9 +131,24 @@ def test_the_limit_itself_fits(http: httpx.Client) -> None:
     assert http.post("/v1/completions", json=body).status_code == 200
 
 
-@pytest.mark.parametrize("endpoint", ["completions", "chat/completions"])
-def test_unknown_model(endpoint: str, http: httpx.Client) -> None:
-    body = {**PROMPT, **CHAT, "model": "x" * 5000}
+@pytest.mark.parametrize(
+    ("endpoint", "body", "param"),
+    [("completions", PROMPT, "messages"), ("chat/completions", CHAT, "prompt")],
+)
+def test_what_the_other_endpoint_takes_is_not_ignored(
+    endpoint: str, body: dict[str, object], param: str, http: httpx.Client
+) -> None:
+    asked = {**PROMPT, **CHAT}
+    error = error_of(http.post(f"/v1/{endpoint}", json={**body, param: asked[param]}), 400)
+    assert error["param"] == param
+    assert http.post(f"/v1/{endpoint}", json={**body, param: None}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "asked"), [("completions", PROMPT), ("chat/completions", CHAT)]
+)
+def test_unknown_model(endpoint: str, asked: dict[str, object], http: httpx.Client) -> None:
+    body = {**asked, "model": "x" * 5000}
     error = error_of(http.post(f"/v1/{endpoint}", json=body), 404)
     assert error["code"] == "model_not_found"
     assert error["param"] == "model"

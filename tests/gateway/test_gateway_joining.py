@@ -19,7 +19,7 @@ from livescale.gateway.contract.backend import GenerateRequest, GenerationFailed
 from livescale.gateway.contract.errors import ApiError
 from livescale.gateway.metrics.metrics import Metrics
 from livescale.gateway.requests.arrivals import JOINED_TOKENS_MAX, Arrivals, TurnEnd
-from livescale.gateway.requests.choices import Choice, ChoiceOrder, Piece, TextRules
+from livescale.gateway.requests.choices import Choice, ChoiceOrder, Piece, StopString, TextRules
 from livescale.gateway.requests.direct import Writing
 from livescale.gateway.requests.event_writing import EventWriting
 from livescale.gateway.requests.replies import (
@@ -103,10 +103,11 @@ class Answer:
         self.streams = [Stream(is_scored) for _ in range(choices)]
         self.connection = Connection()
         arrivals = Arrivals(lambda: None)
+        rules = TextRules(tuple(map(StopString, stops)))
         for index, stream in enumerate(self.streams):
             sampling = SamplingParams(10_000, logprobs=1 if is_scored else None)
             request = GenerateRequest(f"r.{index}", "m", (5, 6), sampling)
-            order = ChoiceOrder(index, request, TextRules(tuple(stops)), codec)
+            order = ChoiceOrder(index, request, rules, codec)
             arrivals.add(Choice(order, stream, metrics.meter("m", 2, 0.0)), stream)
         front = {"id": "i", "created": 1, "model": "m"}
         reply = CompletionReply(ReplyHead(front, ((5, 6),), choices, wants_token_ids=True))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from pathlib import Path
 
 import httpx
 import pytest
-from gateway_double import WAIT_S, LocalServer, ScriptedBackend, running
+from gateway_double import EMBEDDING_SIZE, WAIT_S, LocalServer, ScriptedBackend, running
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -171,6 +173,19 @@ def test_a_failed_request_misses_the_slo(
         key("livescale_slo_requests_total", model="tiny", slo="all", met="false"),
     ):
         assert after[at] == before[at] + 1
+
+
+def test_an_embedding_that_is_not_finite_misses_the_slo(
+    client: httpx.Client, backend: ScriptedBackend
+) -> None:
+    backend.script.embedding = struct.pack(f"<{EMBEDDING_SIZE}f", *[math.nan] * EMBEDDING_SIZE)
+    before = samples(client)
+    assert client.post("/v1/embeddings", json={"model": "tiny", "input": "x"}).is_error
+    after = samples(client)
+    missed = key("livescale_slo_requests_total", model="tiny", slo="all", met="false")
+    goodput = key("livescale_goodput_tokens_total", model="tiny")
+    assert after[missed] == before[missed] + 1
+    assert after[goodput] == before[goodput]
 
 
 def test_vllms_names_show_the_same_figures(client: httpx.Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import SupportsIndex
 
 import httpx
 import openai
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from effort import examples
-from livescale.gateway.requests.choices import StopScanner
+from livescale.gateway.requests.choices import StopScanner, StopString
 from livescale.values.types import FinishReason
 
 relaxed = settings(
@@ -57,7 +58,7 @@ def test_scanner_lets_through_exactly_the_text_before_the_stop(
     pieces: list[str], strings: list[str], is_shown: bool, unarmed: int
 ) -> None:
     expected, expected_stop, expected_used = reference(pieces, strings, is_shown, unarmed)
-    scanner = StopScanner(tuple(strings), is_shown)
+    scanner = StopScanner(tuple(map(StopString, strings)), is_shown)
     sent, whole, used = "", "", 0
     for used, piece in enumerate(pieces, 1):
         whole += piece
@@ -90,8 +91,55 @@ def test_of_strings_that_one_piece_completes_the_first_in_the_text_counts() -> N
         (("abc", "ab"), "abc", "x"),
         (("c", "b"), "b", "xa"),
     ]:
-        scanner = StopScanner(strings, is_stop_shown=False)
+        scanner = StopScanner(tuple(map(StopString, strings)), is_stop_shown=False)
         assert (scanner.push("xabcd"), scanner.found) == (text, found)
+
+
+@given(
+    texts=st.lists(st.lists(few_letters, max_size=8), min_size=1, max_size=4),
+    strings=stop_strings,
+    is_shown=st.booleans(),
+)
+@relaxed
+def test_choices_with_the_same_strings_do_not_disturb_one_another(
+    texts: list[list[str]], strings: list[str], is_shown: bool
+) -> None:
+    """Their pieces come by turns, as those of a request's choices do."""
+    stops = tuple(map(StopString, strings))
+    scanners = [StopScanner(stops, is_shown) for _ in texts]
+    sent = [""] * len(texts)
+    for place in range(max(map(len, texts))):
+        for choice, (pieces, scanner) in enumerate(zip(texts, scanners, strict=True)):
+            if place < len(pieces) and scanner.found is None:
+                sent[choice] += scanner.push(pieces[place])
+    for pieces, scanner, text in zip(texts, scanners, sent, strict=True):
+        rest = "" if scanner.found is not None else scanner.flush()
+        expected, expected_stop, _ = reference(pieces, strings, is_shown, 0)
+        assert (text + rest, scanner.found) == (expected, expected_stop)
+
+
+class CountedText(str):
+    """Counts how often its characters are looked at."""
+
+    looks = 0
+
+    def __getitem__(self, key: SupportsIndex | slice) -> str:
+        self.looks += 1
+        return super().__getitem__(key)
+
+
+@given(stops=st.lists(st.text("ab", min_size=1, max_size=256), min_size=1, max_size=16))
+@served
+def test_the_strings_are_worked_through_once_however_many_choices(stops: list[str]) -> None:
+    """A choice alone costs as much for 16 strings of 256 characters as for 16 of one."""
+    texts = [CountedText(stop) for stop in stops]
+    strings = tuple(map(StopString, texts))
+    before = [text.looks for text in texts]
+    choices = 128
+    for _ in range(choices):
+        StopScanner(strings, is_stop_shown=False)
+    looks = [text.looks - looks for text, looks in zip(texts, before, strict=True)]
+    assert looks == [choices] * len(texts)  # at the first character
 
 
 # -- over HTTP -------------------------------------------------------------------------------

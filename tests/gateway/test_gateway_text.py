@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gateway_double import TEMPLATE, TEXT, build_model_directory
@@ -19,7 +20,13 @@ from effort import examples
 from livescale.gateway.contract.errors import ApiError
 from livescale.gateway.contract.schema import ContentPart, Message
 from livescale.gateway.text.chat import ChatTemplate
-from livescale.gateway.text.detokenizing import Detokenizer, Detokenizers, TokenDecoder
+from livescale.gateway.text.detokenizing import (
+    HELD_TOKENS_MAX,
+    Detokenizer,
+    Detokenizers,
+    TokenDecoder,
+)
+from livescale.gateway.text.spelling import TokenSpelling
 from livescale.gateway.text.text import OFF_LOOP_CHARS, TextCodec, TextWork
 
 # Templates are rendered by processes of their own.
@@ -65,13 +72,31 @@ def test_any_tokens_join_to_what_the_tokenizer_decodes(
     skips=st.booleans(),
 )
 @relaxed
-def test_looking_tokens_up_gives_the_pieces_that_decoding_gives(
+def test_any_decoder_gives_the_same_text_and_holds_one_character_at_most(
     texts: list[str], cut: int, more: list[int], skips: bool, tokenizer: Tokenizer
 ) -> None:
     ids = [i for text in texts for i in tokenizer.encode(text, add_special_tokens=False).ids[:-1]]
     ids[cut:cut] = more
-    decoded = pieces_of(TokenDecoder(tokenizer, skips), ids)
-    assert decode_stepwise(tokenizer, ids, skips) == decoded
+    whole = tokenizer.decode(ids, skip_special_tokens=skips)
+    pieces = decode_stepwise(tokenizer, ids, skips)
+    assert "".join(pieces) == "".join(pieces_of(TokenDecoder(tokenizer, skips), ids)) == whole
+    for count in range(len(ids) + 1):
+        sent = "".join(pieces[:count])
+        so_far = tokenizer.decode(ids[:count], skip_special_tokens=skips)
+        # (Python waits for the third byte of a surrogate, whose first two are two replacements.)
+        assert so_far in (sent, sent + "\ufffd", sent + "\ufffd\ufffd")
+        assert whole.startswith(sent), "sent what has to be taken back"
+
+
+def test_bytes_that_begin_no_character_are_replaced_at_once(tokenizer: Tokenizer) -> None:
+    """0x80 goes on with a character, 0xff is in none, and 0xc3 begins one."""
+    pieces = decode_stepwise(tokenizer, byte_ids(tokenizer, b"\x80\x80\xff\xc3\xc3"))
+    assert pieces == ["\ufffd", "\ufffd", "\ufffd", "", "\ufffd", "\ufffd"]
+
+
+def byte_ids(tokenizer: Tokenizer, content: bytes) -> list[int]:
+    byte_of = {spelled: i for i in range(320) for _, spelled in [TokenSpelling(tokenizer).of(i)]}
+    return [byte_of[bytes([byte])] for byte in content]
 
 
 def test_no_piece_ends_inside_a_character(tokenizer: Tokenizer, text_ids: list[int]) -> None:
@@ -109,6 +134,68 @@ def test_broken_bytes_do_not_stop_a_byte_fallback_stream(
     ids: list[int], byte_fallback_tokenizer: Tokenizer
 ) -> None:
     decode_stepwise(byte_fallback_tokenizer, ids)
+
+
+class CountedTokenizer:
+    """A tokenizer that knows how many tokens it has decoded."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.decoded = 0
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        self.decoded += len(ids)
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._tokenizer, name)
+
+
+broken_cycles = st.one_of(
+    st.just(b"\x80"),
+    st.just("\ufffd".encode()),
+    st.lists(st.sampled_from([b"\x80", b"\xc3", b"\xff", "é🦊\ufffd".encode()]), min_size=1).map(
+        b"".join
+    ),
+)
+
+
+@given(first=st.binary(max_size=5), cycle=broken_cycles, is_byte_level=st.booleans())
+@settings(relaxed, max_examples=examples(60))
+def test_a_token_costs_the_same_however_many_broken_ones_came_before(
+    first: bytes,
+    cycle: bytes,
+    is_byte_level: bool,
+    tokenizer: Tokenizer,
+    byte_fallback_tokenizer: Tokenizer,
+) -> None:
+    content = first + cycle * (600 // len(cycle))
+    kind = tokenizer if is_byte_level else byte_fallback_tokenizer
+    counted: Any = CountedTokenizer(kind)
+    decoder = Detokenizers(counted).make(skips_special_tokens=True)
+    ids = byte_ids(kind, content) if is_byte_level else list(content)
+    pieces, costs = [], []
+    for token_id in ids:
+        before = counted.decoded
+        pieces.append(decoder.push(token_id))
+        costs.append(counted.decoded - before)
+    # (What has left may be changed by a broken byte: that is found out by decoding all, once.)
+    costs.remove(max(costs))
+    assert max(costs) <= 12 * HELD_TOKENS_MAX
+    whole, sent = kind.decode(ids), "".join(pieces)
+    if whole.startswith(sent):
+        assert sent + decoder.flush() == whole
+
+
+@given(text=st.text("\ufffdé🦊a", min_size=1, max_size=40))
+@relaxed
+def test_replacements_that_are_text_do_not_break_what_stands_behind_them(
+    text: str, byte_fallback_tokenizer: Tokenizer, tokenizer: Tokenizer
+) -> None:
+    for kind in (byte_fallback_tokenizer, tokenizer):
+        ids = kind.encode(text, add_special_tokens=False).ids
+        assert "".join(pieces_of(TokenDecoder(kind), ids)) == kind.decode(ids)
 
 
 WORDS = ("\u2581the", "\u2581fox", "es", "\u2581", "a", "</s>")
@@ -153,7 +240,7 @@ runs = st.one_of(
 )
 
 
-@given(runs=st.lists(runs, max_size=12), skips=st.booleans())
+@given(runs=st.lists(runs, max_size=24), skips=st.booleans())
 @relaxed
 def test_nothing_is_lost_behind_broken_bytes(
     runs: list[str | bytes], skips: bool, spacing_tokenizer: Tokenizer

@@ -14,6 +14,7 @@ from virtual_connections import Client, VirtualGateway
 
 from livescale.gateway.contract.limits import HEAD_BYTES_MAX, Limits
 from livescale.gateway.contract.pacing import PACED_BYTES_PER_S
+from livescale.gateway.http.bodies import BODIES_BYTES_MAX, SLOW_S
 from livescale.gateway.http.server import LINGER_S, REFUSED_S
 from livescale.lab.bench.attacks.attack_bodies import ATTACKS, Attack
 from virtual_loop import VirtualLoop, passes, run, settled
@@ -331,6 +332,39 @@ def test_small_requests_are_answered_between_the_parts_of_a_hostile_body(
         return served
 
     assert run(story()) >= 1
+
+
+@pytest.mark.parametrize("begun_bytes", [0, 1000, 2 * PART_BYTES])
+@pytest.mark.parametrize(
+    "framing", [b"content-length: %d" % (8 << 20), b"transfer-encoding: chunked"]
+)
+def test_bodies_that_do_not_come_hold_nobody_up_for_long(
+    begun_bytes: int, framing: bytes, backend: ScriptedBackend
+) -> None:
+    """As many as fill the gateway, begun and left."""
+    count = 2 * BODIES_BYTES_MAX // (8 << 20)
+    head = HEAD.replace(b"content-length: 900", framing) + b"\r\n"
+    begun = b" " * begun_bytes
+    if b"chunked" in framing and begun:
+        begun = b"%x\r\n%b\r\n" % (len(begun), begun)
+
+    async def story() -> float:
+        gateway = VirtualGateway(backend, Limits())
+        idle = [gateway.connect() for _ in range(count)]
+        for client in idle:
+            await client.pour(head + begun, PART_BYTES)
+        begin_s = asyncio.get_running_loop().time()
+        client = gateway.connect()
+        await client.pour(large_request(2 << 20), PART_BYTES)
+        await passes(SLOW_S)
+        while not client.received:
+            await passes(1)
+        assert client.status() == 200
+        return asyncio.get_running_loop().time() - begin_s
+
+    # Those that hold a place are looked at twice: at first they have brought enough.
+    rounds = count * (8 << 20) // BODIES_BYTES_MAX if begun_bytes > PART_BYTES else 0
+    assert run(story()) <= (2 * rounds + 1) * SLOW_S + 2
 
 
 # -- a client that does not read ------------------------------------------------------------------

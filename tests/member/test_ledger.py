@@ -192,6 +192,12 @@ class Teller:
     def _gone(self, worker: WorkerRef) -> Sequence[LedgerEffect]:
         effects = self.ledger.worker_gone(worker)
         assert worker not in [entry.owner for entry in self.ledger]
+        told = {key for key in self.witness.told if key[0] == worker}
+        self.witness.told -= told
+        ends = [e for e in effects if isinstance(e, RequestEnded)]
+        assert {(e.request, e.attempt) for e in ends if e.outcome is Outcome.CANCELLED} == {
+            (request, attempt) for _, request, attempt in told if request not in self.witness.owner
+        }, "what it was to forget, and may never have had, has ended"
         return effects
 
 
@@ -292,6 +298,15 @@ def test_a_request_that_the_controller_fails_is_forgotten_by_its_worker() -> Non
         Forget(A, Cancel("r", 1)),
         finish(Outcome.FAILED, attempts=1, owner=A, tokens=2, reason="w0.0 was lost"),
     ]
+
+
+def test_a_cancelled_attempt_ends_with_the_connection_that_it_was_sent_on() -> None:
+    """The worker may have never had it: no word of its own ends the attempt."""
+    ledger = run_by(A)
+    ledger.cancel("r")
+    assert ledger.worker_gone(B) == []
+    assert ledger.worker_gone(A) == [RequestEnded("r", 1, Outcome.CANCELLED)]
+    assert ledger.worker_gone(A) == []
 
 
 def test_what_waited_too_long_ends_as_it_is_told() -> None:

@@ -16,6 +16,7 @@ from boot_messages import lonely_agent
 from completions import Answer, check, prompt
 from pool_thread import LocalPool, wait_until
 
+from livescale.config.pool import PoolConfig
 from livescale.config.reading import load_config
 from livescale.engine.oracle import GreedyOracle
 from livescale.runtime.children.forking import ForkServer, ForkServerError
@@ -98,6 +99,50 @@ def test_a_server_that_does_not_answer_is_an_error_and_ends_when_it_is_told(
     asyncio.run(start())
 
 
+async def lives_once(child: Child, config: PoolConfig) -> None:
+    """It starts, becomes ready and ends when it is told to."""
+    await child.start(config)
+    watching = asyncio.create_task(child.watch())
+    await asyncio.wait_for(child.is_ready.wait(), patient(60))
+    child.signal(signal.SIGTERM)
+    await watching
+
+
+def test_a_fork_that_the_system_refuses_is_an_error_and_costs_no_other_process(
+    tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server has no room for the descriptors of an order, for one of them, or for the fork's
+    own, and then has it again."""
+    config = load_config(None, [str(tiny_model)], {}, {})
+    boot = lonely_agent(tmp_path)
+
+    async def start() -> None:
+        server = ForkServer((), child_environment(config), config.log_level, STATUS_BYTES_MAX)
+        first = await server.start("agent")
+        serving = psutil.Process(psutil.Process(first.pid).ppid())
+        used, open_before = serving.num_fds(), psutil.Process().num_fds()
+        limits = serving.rlimit(psutil.RLIMIT_NOFILE)
+        for room in range(3):
+            serving.rlimit(psutil.RLIMIT_NOFILE, (used + room, limits[1]))
+            with pytest.raises(ForkServerError, match=r"cannot fork: .*Too many open files"):
+                await server.start("agent")
+            assert serving.num_fds() == used
+            assert psutil.Process().num_fds() == open_before
+            assert [child.pid for child in serving.children()] == [first.pid]
+        await lives_once(Child("agent 0", "agent", lambda _: boot, forks=server), config)
+        serving.rlimit(psutil.RLIMIT_NOFILE, limits)
+        second = await server.start("agent")
+        assert first.returncode is None
+        for fork in (first, second):
+            fork.send_signal(signal.SIGKILL)
+            assert await fork.wait() == -signal.SIGKILL
+        server.end()
+        await server.wait()
+
+    asyncio.run(start())
+    assert "agent 0 is started without a fork: it cannot fork" in caplog.text
+
+
 def test_a_server_that_cannot_start_is_an_error_and_processes_start_without_it(
     tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,12 +154,7 @@ def test_a_server_that_cannot_start_is_an_error_and_processes_start_without_it(
         server = ForkServer(("false",), environment, config.log_level, STATUS_BYTES_MAX)
         with pytest.raises(ForkServerError, match="ended"):
             await server.start("agent")
-        child = Child("agent 0", "agent", lambda _: boot, forks=server)
-        await child.start(config)
-        watching = asyncio.create_task(child.watch())
-        await asyncio.wait_for(child.is_ready.wait(), patient(60))
-        child.signal(signal.SIGTERM)
-        await watching
+        await lives_once(Child("agent 0", "agent", lambda _: boot, forks=server), config)
         await server.wait()
 
     asyncio.run(start())

@@ -60,4 +60,4 @@ def test_before_the_pool_was_ready_three_deaths_without_a_reason_end_it() -> Non
     ended.ended(-9, None)
     reason = give_up_reason(ended, [ended, other], was_ready=False)
     assert reason is not None
-    assert "worker 0 died 3 times" in reason
+    assert "worker 0 failed 3 times" in reason

@@ -29,7 +29,7 @@ from livescale.values.types import WorkerRef
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
-REFS = st.builds(WorkerRef, U32, U32)
+REFS = st.builds(WorkerRef, U32, U64)
 PAYLOADS = {
     FrameKind.HELLO: (32, 64),
     FrameKind.CHUNK: (1, CHUNK_BYTES_MAX),

@@ -31,7 +31,9 @@ NONCE = bytes(range(32))
 
 def proof(secret: str, side: bytes, nonces: bytes, caller: WorkerRef, called: WorkerRef) -> bytes:
     """What the module's documentation says, once more."""
-    names = struct.pack(">4I", caller.worker, caller.incarnation, called.worker, called.incarnation)
+    names = struct.pack(
+        ">IQIQ", caller.worker, caller.incarnation, called.worker, called.incarnation
+    )
     return hmac.new(secret.encode(), side + nonces + names, hashlib.sha256).digest()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 from pathlib import Path
 
@@ -369,6 +370,50 @@ def test_a_listener_may_abort(name: str) -> None:
         assert recorder.news[-2][0] == name
 
 
+def test_an_abort_that_meets_the_end_of_a_load_returns_and_peers_read_on() -> None:
+    """The plan is completed between the look at it and its end; a peer reads slowly from it."""
+    with World(2, 20 * MIB, withdraw_wait_s=0.05) as world:
+        manifest = write_model(world.arenas[0], [16 * MIB, MIB])
+        world.planes[0].offer(manifest)
+        recorder, started = Recorder(), threading.Event()
+        aborting = threading.Thread(target=world.planes[1].abort, args=(1,), daemon=True)
+        raw = open_as(world, 1, WorkerRef(7))
+
+        def meet(name: str, *_: object) -> None:
+            if name != "layer_arrived" or len(recorder.news) < 1 + len(manifest.layers):
+                return
+            want_first_chunk(raw, manifest)
+            aborting.start()
+            while not is_inside(aborting, "fail"):
+                aborting.join(0.001)
+            started.set()
+
+        recorder.on_news = meet
+        feed = world.feed(0, manifest, CHUNK_BYTES_MAX)
+        world.receive(1, manifest, 1, [feed], CHUNK_BYTES_MAX, recorder)
+        recorder.check_completed(manifest)
+        assert started.is_set()
+        aborting.join(WAIT_S)
+        assert not aborting.is_alive()
+        assert WorkerRef(7) in world.planes[1].connected()
+        raw.close()
+
+
+def is_inside(thread: threading.Thread, function: str) -> bool:
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame is not None
+
+
+def want_first_chunk(raw: socket.socket, manifest: Manifest) -> None:
+    """Of 16 MiB; until it comes, but not further."""
+    wanted = WantedChunks(copy_id(manifest), CHUNK_BYTES_MAX, (ChunkRange(0, 1),)).encode()
+    raw.sendall(Frame(FrameKind.WANT, WorkerRef(7), 5, payload_bytes=len(wanted)).encode())
+    raw.sendall(wanted)
+    raw.recv(HEADER_BYTES, socket.MSG_WAITALL)
+
+
 @pytest.mark.parametrize("is_shm", [False, True])
 def test_what_is_withdrawn_is_read_by_nobody(is_shm: bool, tmp_path: Path) -> None:
     limits = {"shm_directory": tmp_path} if is_shm else {"uplink_bytes_per_s": SLOW}
@@ -401,10 +446,7 @@ def test_a_peer_that_does_not_read_cannot_hold_up_a_withdrawal() -> None:
         manifest = write_model(world.arenas[0], [16 * MIB])
         world.planes[0].offer(manifest)
         raw = open_as(world, 0, WorkerRef(7))
-        wanted = WantedChunks(copy_id(manifest), CHUNK_BYTES_MAX, (ChunkRange(0, 1),)).encode()
-        raw.sendall(Frame(FrameKind.WANT, WorkerRef(7), 5, payload_bytes=len(wanted)).encode())
-        raw.sendall(wanted)
-        raw.recv(HEADER_BYTES, socket.MSG_WAITALL)
+        want_first_chunk(raw, manifest)
         world.planes[0].withdraw(manifest)
         assert world.planes[0].connected() == ()
         raw.close()

@@ -33,6 +33,7 @@ from livescale.control.together.team_duties import Teams
 from livescale.messages import events
 from livescale.messages.commands import AnyCommand, Dispatch, WakeAt
 from livescale.messages.events import AnyEvent
+from livescale.values.stages import stage_name
 from livescale.values.types import InstanceState, WorkerRef
 
 # Everybody behind a sender that stalls reports it within this time; then it is judged.
@@ -214,19 +215,31 @@ class Controller:
         have not come back yet, or a copy in memory of which no load has failed, nor when the next
         load may be tried: the request that waits then is why it is tried.
         """
-        incomplete = {copy.model for copy in self.pool.incomplete()}
         for part in sorted(self.router.parts_waiting()):
-            state = self.models[part.model]
-            failures, reason = state.load_failures, state.load_failures.problem
-            left_ns = failures.blocked_until_ns - self._now_ns
-            if reason is None or left_ns <= 0:
-                continue
-            has_copy = not failures.is_of_copies and self.planning.has_copy(state)
-            instances = self.fleet.of_parts(state.keys)
-            is_there = any(not instance.is_released for instance in instances)
-            comes = is_there or part.model in incomplete
-            if not (has_copy or comes or self.pool.spares(part.model)):
-                self._commands += self.attempts.fail_waiting(part, reason, left_ns)
+            for state in self._gone_through(self.models[part.model]):
+                if self._is_unloadable(state):
+                    reason = state.load_failures.problem or ""
+                    left_ns = state.load_failures.blocked_until_ns - self._now_ns
+                    self._commands += self.attempts.fail_waiting(part, reason, left_ns)
+                    break
+
+    def _gone_through(self, model: ModelState) -> list[ModelState]:
+        """What the model's waiting requests need: it, or all stages of which it is the first."""
+        stage = model.spec.stage
+        if stage is None:
+            return [model]
+        names = (stage_name(stage.model, number) for number in range(stage.count))
+        return [self.models[name] for name in names if name in self.models]
+
+    def _is_unloadable(self, state: ModelState) -> bool:
+        failures = state.load_failures
+        if failures.problem is None or failures.blocked_until_ns <= self._now_ns:
+            return False
+        has_copy = not failures.is_of_copies and self.planning.has_copy(state)
+        instances = self.fleet.of_parts(state.keys)
+        is_there = any(not instance.is_released for instance in instances)
+        comes = is_there or any(copy.model == state.name for copy in self.pool.incomplete())
+        return not (has_copy or comes or self.pool.spares(state.name))
 
     def _dispatch(self, state: PartState) -> None:
         routes = self.teams.routes(state, self.roles.routes(self._now_ns, state))
@@ -247,7 +260,7 @@ class Controller:
             self._at_once_ns,
             self._membership.settled_at_ns or 0,
             self.fleet.hopeless_from_ns() or 0,
-            self.attempts.avoid_until_ns,
+            self.attempts.deadline_ns(self._now_ns) or 0,
         ]
         asked = (self.wishes.deadline_ns, self.host_copies.deadline_ns, self.guests.deadline_ns)
         deadlines += [deadline_ns() or 0 for deadline_ns in asked]

@@ -242,7 +242,16 @@ class Ledger:
         """The connection to the worker is lost, maybe with the last tokens of a request that the
         controller has forgotten as ended: so all of the worker's requests are announced again."""
         owned = [entry for entry in self if entry.owner == worker]
-        return [e for entry in owned for e in _waits_again(entry, Outcome.WORKER_LOST)]
+        effects = [e for entry in owned for e in _waits_again(entry, Outcome.WORKER_LOST)]
+        # A request that is over may have never reached it, and neither may the message to forget
+        # it: then no word of the worker ends the attempt.
+        told = [key for key in self._forgets if key[0] == worker]
+        for key in told:
+            del self._forgets[key]
+            _, request, attempt = key
+            if request not in self._entries:
+                effects.append(RequestEnded(request, attempt, Outcome.CANCELLED))
+        return effects
 
     def __repr__(self) -> str:
         return f"<Ledger of {len(self._entries)} requests>"

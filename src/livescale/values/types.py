@@ -16,8 +16,9 @@ RequestId = str
 
 InstanceId = int
 PlanId = int
-IDS_PER_EPOCH = 1_000_000
-"""A life of the controller numbers its plans and instances from its epoch times this on."""
+IDS_PER_EPOCH = 1_000_000_000
+"""A life of the controller numbers its plans and instances from its epoch times this on: more than
+it can need in years, so that no number is given again by the next one."""
 
 SEQUENCES_MAX = 64
 """Requests that an instance computes at once, its places, unless something else is configured."""

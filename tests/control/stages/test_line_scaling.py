@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from livescale.control.scaling.stage_lines import StageLine
 from livescale.control.stages.corrector import Corrector, CorrectorSettings
 from livescale.control.stages.formulas.stage_load import StageLoad
 from livescale.control.stages.formulas.targets import split_slo
@@ -178,3 +179,15 @@ def _line(services_ms: list[int], runs: int, tokens: int, per_s: int, queued: in
             for number, ms in enumerate(services_ms)
         ),
     )
+
+
+@pytest.mark.parametrize(("requests", "wanted"), [(5, [3, 2]), (0, [0, 0])])
+def test_before_anything_is_decided_a_line_needs_nothing_for_no_requests(
+    requests: int, wanted: list[int]
+) -> None:
+    """After a restart of the controller a line may have more than its least, and nobody asks."""
+    line = StageLine("m", StagesByQueue(slo_ns=S))
+    line.requests = requests
+    seen = LineSeen(0, (StageSeen(3, 3, {}), StageSeen(2, 2, {})))
+    line.look(0, seen, [(1, 8), (1, 8)], 8)
+    assert [line.suggestion(number).at_most for number in range(2)] == wanted

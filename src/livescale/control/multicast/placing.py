@@ -6,11 +6,11 @@ An *element* is one instance to load, or one copy to read: its workers by tensor
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from livescale.clusters.topology import LinkKind, LinkUse, Topology
+from livescale.clusters.topology import Device, LinkKind, LinkUse, Topology
 from livescale.control.multicast.fabric import IN, OUT, UNLIMITED, Fabric
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.values.types import WorkerRef
@@ -128,6 +128,31 @@ def with_few_alike(request: PlanRequest, topology: Topology) -> PlanRequest:
             counts[device] = count + 1
             few.append(ref)
     return msgspec.structs.replace(request, spare=tuple(few))
+
+
+def on_no_host(device: Device) -> Device:
+    """What the device has in common with others like it on other hosts."""
+    return msgspec.structs.replace(device, host="", group="")
+
+
+def kinds_of_spare(
+    request: PlanRequest,
+    topology: Topology,
+    kind: Callable[[Device], Device] = on_no_host,
+) -> frozenset[object] | None:
+    """What the spare workers are, as far as it matters to how soon one instance can be loaded: on
+    which hosts they are matters where a copy is, too, and which ones they are where something goes
+    there. None: more matters, because ranks are put together, or because one has to read the
+    storage of its own host."""
+    if request.tp_size > 1 or not request.sources:
+        return None
+    near = {topology.host_of(worker) for source in request.sources for worker in source.workers}
+    used = {use.owner for use in (*request.busy, *request.taken)}
+    devices = topology.devices
+    distinct = {id(devices[worker]): devices[worker] for worker in request.spare}
+    kinds: list[object] = [d if d.host in near else kind(d) for d in distinct.values()]
+    kinds += [worker for worker in request.spare if used and str(worker) in used]
+    return frozenset(kinds)
 
 
 def _reach(

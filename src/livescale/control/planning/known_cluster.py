@@ -10,6 +10,7 @@ import msgspec
 
 from livescale.clusters.topology import Device, Host, Leaf, Topology, nic_rates
 from livescale.control.multicast.fabric import Fabric
+from livescale.control.multicast.placing import on_no_host
 from livescale.control.state.config import ControllerConfig
 from livescale.control.state.fleet import Fleet
 from livescale.messages.events import LinkMeasured
@@ -32,8 +33,12 @@ class KnownCluster:
             group_bytes_per_s=config.group_bytes_per_s,
             remote_storage_bytes_per_s=config.remote_storage_bytes_per_s,
         )
+        #: grows with everything that becomes known
+        self.version = 0
         #: each device that was ever known, once
         self._alike: dict[Device, Device] = {}
+        #: of each of these, by identity, what it is on no host in particular
+        self._kinds: dict[int, Device] = {}
         #: the best probe over each direction of a NIC whose rate is not told
         self._measured: dict[tuple[WorkerRef, str], int] = {}
         #: the unit that fits each member's NIC, and how many have it
@@ -49,10 +54,12 @@ class KnownCluster:
         return min(self._fittings, default=self._config.chunk_bytes)
 
     def worker_joined(self, worker: WorkerRef, device: Device) -> None:
+        self.version += 1
         self._fit(worker, device)
         self._know(worker, msgspec.structs.replace(device, **self._rates(device)))
 
     def agent_joined(self, agent: WorkerRef, host: Host) -> None:
+        self.version += 1
         self._fit(agent, host)
         host = msgspec.structs.replace(host, **self._rates(host))
         self.topology.agents[agent] = self._with_memory_rate(host)
@@ -88,6 +95,7 @@ class KnownCluster:
         return msgspec.structs.replace(host, device_bytes_per_s=rate)
 
     def member_left(self, ref: WorkerRef) -> None:
+        self.version += 1
         self.topology.devices.pop(ref, None)
         self.topology.agents.pop(ref, None)
         self._unfit(ref)
@@ -97,6 +105,7 @@ class KnownCluster:
     def link_measured(self, event: LinkMeasured, _now_ns: int) -> bool:
         """Rates that are not told are what was measured; the best probe counts, because other
         traffic can only slow one down. Members of one scale-up group meet without their NICs."""
+        self.version += 1
         topology, bytes_per_s = self.topology, event.bytes_per_s
         sender, receiver = event.sender, event.receiver
         if not (self._is_known(sender) and self._is_known(receiver)):
@@ -146,6 +155,14 @@ class KnownCluster:
             self.topology.group_bytes_per_s = self._measured_inside
         for agent, host in self.topology.agents.items():
             self.topology.agents[agent] = self._with_memory_rate(host)
+
+    def kind(self, device: Device) -> Device:
+        """`on_no_host` of a device of the topology, each made once."""
+        found = self._kinds.get(id(device))
+        if found is None:
+            found = on_no_host(device)
+            found = self._kinds[id(device)] = self._alike.setdefault(found, found)
+        return found
 
     def link_bytes_per_s(self, sender: WorkerRef, receiver: WorkerRef) -> int | None:
         """What the slowest link on the way carries when nothing else uses it; None: not known."""

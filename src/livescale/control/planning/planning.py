@@ -7,11 +7,13 @@ knows only values.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from livescale.clusters.topology import LinkUse, Topology
 from livescale.control.multicast.fabric import Fabric
+from livescale.control.multicast.placing import kinds_of_spare
 from livescale.control.multicast.planner import HOST_ONLY, PlanError, make_plan
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.control.planning.known_cluster import KnownCluster
@@ -21,6 +23,15 @@ from livescale.control.state.model_state import ModelState
 from livescale.messages.scale_plan import ScalePlan
 from livescale.values.copy_strategies import CacheCopies, KeyStageCopies
 from livescale.values.types import IDS_PER_EPOCH, FromWorker, WorkerRef
+
+
+class _Predicted(NamedTuple):
+    """How long a model's next load should take: how things stood when that was looked at last, and
+    what the planner was asked (None: what it answers depends on more)."""
+
+    stand: tuple[object, ...]
+    asked: tuple[object, ...] | None
+    load_ns: int | None
 
 
 class Planning:
@@ -34,8 +45,7 @@ class Planning:
         self._last_id = known.config.epoch * IDS_PER_EPOCH
         #: the shape of what plans are made for
         self.cluster = KnownCluster(known.config, known.fleet)
-        #: by model: what stood when its next load was predicted, and how long that should take
-        self._load_ns: dict[str, tuple[tuple[int, tuple[bool, ...]], int | None]] = {}
+        self._predicted: dict[str, _Predicted] = {}
 
     @property
     def topology(self) -> Topology:
@@ -63,8 +73,8 @@ class Planning:
     ) -> ScalePlan | None:
         """`count` new instances on some of the workers `spare` (or on `targets`), by the configured
         strategy or this one. None if there is no way."""
-        request = self._request_of_instances(state, self.next_id(), count, spare, targets)
-        return self._plan(request, strategy or self._config.multicast)
+        request = self._request_of_instances(state, self._last_id + 1, count, spare, targets)
+        return self._made(self._plan(request, strategy or self._config.multicast))
 
     def load_ns(self, state: ModelState) -> int | None:
         """How long one more load to an instance should take now: as planned, and as much more or
@@ -74,22 +84,35 @@ class Planning:
         Predictions are kept until an instance moves, or other copies are there or whole.
         """
         model = state.spec.name
-        copies = tuple(copy.is_complete for copy in self._pool.copies(model))
-        stand = self._fleet.version, copies
-        known = self._load_ns.get(model)
-        if known is None or known[0] != stand:
-            spare = self._targets(state)
-            request = self._request_of_instances(state, self._last_id, 1, spare, None)
-            plan = self._plan(request, self._config.multicast)
-            predicted_ns = plan.predicted_ns if plan is not None else known and known[1]
-            known = self._load_ns[model] = stand, predicted_ns
-        if known[1] is None:
+        stand = self._fleet.version, tuple(c.is_complete for c in self._pool.copies(model))
+        known = self._predicted.get(model)
+        if known is None or known.stand != stand:
+            known = self._predicted[model] = self._predict(state, stand, known)
+        if known.load_ns is None:
             return None
-        return max(known[1] + state.load_error_ns, 0)
+        return max(known.load_ns + state.load_error_ns, 0)
+
+    def _predict(
+        self, state: ModelState, stand: tuple[object, ...], last: _Predicted | None
+    ) -> _Predicted:
+        """Most that moves in the pool changes nothing for this model: then it is as predicted
+        last."""
+        spare = self._targets(state)
+        request = self._request_of_instances(state, 0, 1, spare, None)
+        kinds = kinds_of_spare(request, self.topology, self.cluster.kind)
+        asked: tuple[object, ...] | None = None
+        if kinds is not None:
+            what = msgspec.structs.replace(request, spare=())
+            asked = self.cluster.version, what, kinds
+        if last is not None and asked is not None and asked == last.asked:
+            return last._replace(stand=stand)
+        plan = self._plan(request, self._config.multicast)
+        load_ns = plan.predicted_ns if plan is not None else last and last.load_ns
+        return _Predicted(stand, asked, load_ns)
 
     def forget_model(self, model: str) -> None:
         """The model leaves the pool."""
-        self._load_ns.pop(model, None)
+        self._predicted.pop(model, None)
 
     def _targets(self, state: ModelState) -> tuple[WorkerRef, ...]:
         """Workers that an instance may come to: those that hold nothing, and where these are too
@@ -123,9 +146,10 @@ class Planning:
         is in memory, other guests' included, else from storage. None if there is no way."""
         targets = tuple((agent,) for agent in agents)
         sources = tuple(self._source(copy) for copy in self._in_unit(state))
-        number = self.next_id()
-        request = self._request(state, number, len(targets), sources, (), targets)
-        return self._plan(msgspec.structs.replace(request, is_cache_local=False), "auto")
+        request = self._request(state, self._last_id + 1, len(targets), sources, (), targets)
+        return self._made(
+            self._plan(msgspec.structs.replace(request, is_cache_local=False), "auto")
+        )
 
     def plan_copy(self, state: ModelState, agent: WorkerRef, rank: int) -> ScalePlan | None:
         """One rank of a copy in the memory of the agent's host: from wherever it is in memory,
@@ -145,9 +169,9 @@ class Planning:
             if source.workers[rank] != agent
         )
         request = msgspec.structs.replace(
-            self._request(state, self.next_id(), 1, sources, (), ((agent,),)), tp_size=1
+            self._request(state, self._last_id + 1, 1, sources, (), ((agent,),)), tp_size=1
         )
-        return self._plan(request, "auto")
+        return self._made(self._plan(request, "auto"))
 
     def _is_cache_local(self) -> bool:
         """Host memory is for the host's own devices: always in a cache, and for key stages where
@@ -254,6 +278,13 @@ class Planning:
                 if partner.worker in self.topology.devices:
                     fabric.path(FromWorker(sender.worker), partner.worker)
         return tuple(fabric.links)
+
+    def _made(self, plan: ScalePlan | None) -> ScalePlan | None:
+        """The number is given with a plan alone: where there is no way it is asked for again and
+        again."""
+        if plan is not None:
+            self._last_id = plan.plan
+        return plan
 
     def _plan(self, request: PlanRequest, strategy: str) -> ScalePlan | None:
         """A plan that does not avoid serving traffic tells what meets that all the same."""

@@ -5,6 +5,7 @@ Only records; the router's queue is dealt out in the controller's decision.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -50,8 +51,8 @@ class Attempts:
         self._suspected: dict[WorkerRef, bool] = {}
         #: by leader, the last worker that its requests may have ended
         self._partners_lost: dict[WorkerRef, _PartnerLost] = {}
-        #: the latest end of any request's avoidance of a worker
-        self.avoid_until_ns = 0
+        #: ends of requests' avoidance of workers, in order
+        self._avoid_ends_ns: deque[int] = deque()
 
     def arrived(self, event: RequestArrived, now_ns: int) -> bool:
         # Requests are for models; those of a model with stages come to the first one.
@@ -227,7 +228,14 @@ class Attempts:
         before = record.avoided if now_ns < record.avoided_until_ns else ()
         record.avoided = tuple(dict.fromkeys((*before, record.worker)))
         record.avoided_until_ns = now_ns + self._config.avoid_ns
-        self.avoid_until_ns = max(self.avoid_until_ns, record.avoided_until_ns)
+        if not self._avoid_ends_ns or self._avoid_ends_ns[-1] < record.avoided_until_ns:
+            self._avoid_ends_ns.append(record.avoided_until_ns)
+
+    def deadline_ns(self, now_ns: int) -> int | None:
+        """When the next request avoids its workers no longer."""
+        while self._avoid_ends_ns and self._avoid_ends_ns[0] <= now_ns:
+            self._avoid_ends_ns.popleft()
+        return self._avoid_ends_ns[0] if self._avoid_ends_ns else None
 
     def _returned(self, record: RequestRecord, now_ns: int) -> None:
         """The instance had to give the attempt up; that is not the request's fault, unless a worker

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from livescale.control.requests.client_queues import ClientQueues, QueueShares, RecentClients
 from livescale.control.requests.router_rows import (
@@ -179,6 +179,18 @@ class Router:
         del self.requests[record.id]
         self._unfinished[record.part] -= 1
         self.touched[record.part] = None
+
+    def forget_part(self, part: Part) -> None:
+        """The part's model leaves the pool: no request needs it."""
+        assert not self.unfinished(part), f"{part} has requests"
+        known: tuple[dict[Part, Any], ...] = (
+            self._unfinished,
+            self._waiting_tokens,
+            self._left_over,
+            self._recent,
+        )
+        for values in known:
+            values.pop(part, None)
 
     # -- what to do -------------------------------------------------------------------------
 

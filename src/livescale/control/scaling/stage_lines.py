@@ -203,6 +203,7 @@ class StageLine:
         self.due_ns = None if is_over else now_ns + self.policy.period_ns
         if is_over:
             self.levels = None
+            self._decided = self._decided if is_least else ()
             return self._given_back(seen)
         return [] if loads is None else self._changed_cores()
 
@@ -243,12 +244,15 @@ class StageLine:
 
     def _allotted(self, seen: LineSeen, limits: Limits, total: int) -> list[int]:
         """What was decided, as far as the total allows it while others still have what they are to
-        give up. Before the first decision: what is there, and one of each for requests."""
+        give up. Before the first decision: what is there, and one of each for requests; without
+        requests the least."""
         have = [stage.replicas for stage in seen.stages]
         if self._decided:
             wanted = [self._ready(its, seen) for its in self._decided]
         else:
-            wanted = [max(count, 1 if self.requests else 0) for count in have]
+            leasts = [max(least, 1) for least, _ in limits]
+            pairs = zip(have, leasts, strict=True)
+            wanted = [max(n, 1) if self.requests else min(n, least) for n, least in pairs]
         # What lacks of the least numbers comes whatever is suggested.
         lacking = [max(least - n, 0) for n, (least, _) in zip(have, limits, strict=True)]
         free = max(total - sum(have) - sum(lacking), 0)

@@ -139,6 +139,7 @@ class Wishes:
             self._wishes.pop(part.part, None)
             self._restless.pop(part.part, None)
             self._due_ns.pop(part.part, None)
+            self._router.forget_part(part.part)
 
     def deadline_ns(self) -> int | None:
         """When some part's wish changes by time alone."""

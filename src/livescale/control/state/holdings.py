@@ -55,12 +55,16 @@ TRANSITIONS: dict[HoldingState, dict[type[Value], HoldingState]] = {
     },
     HoldingState.WHOLE: {
         ReleaseHolding: HoldingState.SPARE,
+        # It was all there, and does not compute.
+        HoldingFailed: HoldingState.GONE,
         DropHolding: HoldingState.LEAVING,
         WorkerLost: HoldingState.GONE,
     },
     HoldingState.SPARE: {
         # The ranks of one copy may have been released in different lives of the controller.
         ReleaseHolding: HoldingState.SPARE,
+        # It failed before its release was obeyed.
+        HoldingFailed: HoldingState.GONE,
         # The bytes are a new holding's.
         StartHolding: HoldingState.GONE,
         DropHolding: HoldingState.LEAVING,

@@ -59,6 +59,8 @@ TRANSITIONS: dict[InstanceState, dict[type[Value], InstanceState]] = {
     },
     InstanceState.SERVING: {
         Drain: InstanceState.DRAINING,
+        # What was loaded does not compute, which its first Run shows.
+        HoldingFailed: InstanceState.STOPPED,
         WorkerLost: InstanceState.LOST,
     },
     InstanceState.DRAINING: {
@@ -66,6 +68,7 @@ TRANSITIONS: dict[InstanceState, dict[type[Value], InstanceState]] = {
         # Its workers keep the bytes.
         ReleaseHolding: InstanceState.STOPPED,
         HoldingDropped: InstanceState.STOPPED,
+        HoldingFailed: InstanceState.STOPPED,
         WorkerLost: InstanceState.LOST,
     },
     InstanceState.STOPPED: {},

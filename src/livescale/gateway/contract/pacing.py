@@ -100,6 +100,11 @@ class ByteBudget:
         self._free_bytes = total_bytes
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
+    @property
+    def is_wanted(self) -> bool:
+        """Somebody waits for bytes that others hold."""
+        return bool(self._waiting)
+
     @asynccontextmanager
     async def holding(self, wanted_bytes: int) -> AsyncIterator[None]:
         """Wait for so many bytes and hold them meanwhile."""

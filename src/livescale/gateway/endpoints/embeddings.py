@@ -6,7 +6,6 @@ An embedding is a request that ends with its prompt: the one token that comes br
 from __future__ import annotations
 
 import base64
-import math
 import struct
 from collections.abc import Sequence
 
@@ -14,15 +13,14 @@ import msgspec
 
 from livescale.gateway.contract import answers
 from livescale.gateway.contract.backend import ModelCard
-from livescale.gateway.contract.errors import ApiError, invalid, quoted
+from livescale.gateway.contract.errors import invalid, quoted
 from livescale.gateway.contract.schema import PROMPTS_MAX, EmbeddingBody
-from livescale.gateway.requests.choices import Piece, TextRules
+from livescale.gateway.requests.choices import FLOAT_BYTES, Piece, TextRules
 from livescale.gateway.requests.replies import Reply, ReplyHead
 from livescale.gateway.requests.sampling import Asked
 from livescale.values.types import SamplingParams
 
 OUTPUT_TOKENS = 1
-_FLOAT_BYTES = 4
 
 
 def read_embeddings(card: ModelCard, body: EmbeddingBody, inputs: int) -> Asked:
@@ -63,7 +61,6 @@ class EmbeddingReply(Reply):
         self._is_base64 = is_base64
 
     def whole(self, choices: Sequence[Piece]) -> bytes:
-        """Raises ApiError (500) where the model computes no numbers of an input."""
         tokens = sum(map(len, self.head.prompts))
         body = answers.EmbeddingList(
             **self.head.front,
@@ -75,14 +72,6 @@ class EmbeddingReply(Reply):
     def _values(self, piece: Piece) -> list[float] | str:
         content = piece.embedding
         assert content is not None, f"choice {piece.choice} has no embedding"
-        values = [*struct.unpack(f"<{len(content) // _FLOAT_BYTES}f", content)]
-        if not all(map(math.isfinite, values)):
-            # In JSON they would be null, in an answer that looks like a good one.
-            raise ApiError(
-                500,
-                "The model computed infinite values, or values that are not a number, "
-                f"for input {piece.choice}",
-                param="input",
-                code="not_finite",
-            )
-        return base64.b64encode(content).decode() if self._is_base64 else values
+        if self._is_base64:
+            return base64.b64encode(content).decode()
+        return [*struct.unpack(f"<{len(content) // FLOAT_BYTES}f", content)]

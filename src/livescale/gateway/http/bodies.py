@@ -6,10 +6,11 @@ No meaning: what the bytes stand for is decided in `schema.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message
 
 from livescale.gateway.contract import errors
 from livescale.gateway.contract.keys import KeyRing
@@ -21,6 +22,8 @@ SMALL_BODY_BYTES = 64 * 1024
 """Bodies up to this size are read at once, whatever others send; they hold little."""
 BODIES_BYTES_MAX = 32 * 1024 * 1024
 """Larger bodies that are in the gateway at once, until they have become token ids."""
+SLOW_S = 5.0
+"""A body that holds others up brings `SMALL_BODY_BYTES` in this time, or is refused."""
 OPENINGS_MAX = 8192
 """Lists and objects of a body."""
 KEYS_MAX = 16_384
@@ -65,8 +68,8 @@ class Bodies:
     # -- helpers, in the order used ---------------------------------------------------------
 
     def place(self, request: Request) -> AbstractAsyncContextManager[None] | None:
-        """What to wait for before it is read (None: nothing): its client's bytes stay where they
-        are meanwhile. Raises ApiError."""
+        """What to wait for before more than a small body is read (None: nothing): its client's
+        bytes stay where they are meanwhile. Raises ApiError."""
         limits = self._limits
         self._check_media_type(request)
         declared = request.headers.get("content-length", "")
@@ -83,18 +86,18 @@ class Bodies:
             return
         raise errors.wrong_media_type()
 
-    async def received(self, request: Request) -> bytes:
-        """All of it. Raises ApiError, or ClientDisconnect."""
+    async def received(self, request: Request, take_place: Callable[[], Awaitable[None]]) -> bytes:
+        """All of it; `take_place` is called when it has turned out to be no small one. Raises
+        ApiError, or ClientDisconnect."""
         limits, count = self._limits, StructureCount()
         parts: list[bytes] = []
         received_bytes = counted_parts = 0
+        progress: _Progress | None = None
         try:
             async with asyncio.timeout(limits.receive_timeout_s):
                 has_more = True
                 while has_more:
-                    message = await request.receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientDisconnect
+                    message = await self._next_part(request, progress)
                     has_more = message.get("more_body", False)
                     part = message.get("body", b"")
                     parts.append(part)
@@ -102,12 +105,31 @@ class Bodies:
                     if received_bytes > limits.body_bytes_max:
                         raise errors.body_too_large(limits.body_bytes_max)
                     if received_bytes > SMALL_BODY_BYTES:
+                        if progress is None:
+                            await take_place()
+                            progress = _Progress()
+                        progress.came(len(part))
                         for uncounted in parts[counted_parts:]:
                             await self._count(count, uncounted)
                         counted_parts = len(parts)
         except TimeoutError:
             raise errors.request_too_slow(limits.receive_timeout_s) from None
         return b"".join(parts)
+
+    async def _next_part(self, request: Request, progress: _Progress | None) -> Message:
+        """What comes next. Who holds a place and brings next to nothing loses it to those who wait.
+        Raises ApiError (408), or ClientDisconnect."""
+        while True:
+            if progress is not None and progress.is_slow() and self._budget.is_wanted:
+                raise errors.request_too_slow(SLOW_S)
+            try:
+                async with asyncio.timeout(None if progress is None else progress.left_s):
+                    message = await request.receive()
+            except TimeoutError:
+                continue
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            return message
 
     async def _count(self, count: StructureCount, part: bytes) -> None:
         """Raises ApiError (400, 413) at the first slice that is too much."""
@@ -148,14 +170,15 @@ class _Reading:
         self._place: AbstractAsyncContextManager[None] | None = None
 
     async def __aenter__(self) -> bytes:
-        bodies, request = self._bodies, self._request
-        place = bodies.place(request)
-        if place is None:
-            return await bodies.received(request)
-        await place.__aenter__()
-        self._place = place
+        place = self._bodies.place(self._request)
+
+        async def take_place() -> None:
+            if place is not None:
+                await place.__aenter__()
+                self._place = place
+
         try:
-            return await bodies.received(request)
+            return await self._bodies.received(self._request, take_place)
         except BaseException:
             await self.__aexit__()
             raise
@@ -163,6 +186,31 @@ class _Reading:
     async def __aexit__(self, *_: object) -> None:
         if self._place is not None:
             await self._place.__aexit__(None, None, None)
+
+
+class _Progress:
+    """What has come of a body in the last `SLOW_S`. Lives on an event loop."""
+
+    def __init__(self) -> None:
+        self._since_s = asyncio.get_running_loop().time()
+        self._bytes = 0
+
+    def came(self, size_bytes: int) -> None:
+        self._bytes += size_bytes
+
+    @property
+    def left_s(self) -> float:
+        """Until the time is over."""
+        return max(self._since_s + SLOW_S - asyncio.get_running_loop().time(), 0.0)
+
+    def is_slow(self) -> bool:
+        """The time is over, and next to nothing has come in it. Then it begins anew."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._since_s + SLOW_S:
+            return False
+        is_slow = self._bytes < SMALL_BODY_BYTES
+        self._since_s, self._bytes = now_s, 0
+        return is_slow
 
 
 _KEPT = b'"[{:,'

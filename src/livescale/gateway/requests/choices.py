@@ -6,6 +6,8 @@ what a piece looks like in `replies.py`, and when it is sent in `streaming.py`.
 
 from __future__ import annotations
 
+import math
+import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ import msgspec
 
 from livescale.gateway.contract import backend
 from livescale.gateway.contract.answers import TokenLogprob, TopLogprob
-from livescale.gateway.contract.errors import come_back, unavailable
+from livescale.gateway.contract.errors import ApiError, come_back, unavailable
 from livescale.gateway.metrics.metrics import TokenMeter
 from livescale.gateway.text.spelling import TokenSpelling
 from livescale.gateway.text.text import TextCodec
@@ -22,20 +24,59 @@ from livescale.values.types import FinishReason, Value
 
 LOGPROB_LEAST = -9999.0
 """Stands for minus infinity and NaN, which JSON cannot express (the former as vLLM)."""
+FLOAT_BYTES = 4
+"""Of each number of an embedding."""
 UNFINISHED = "cancelled"
 """The outcome of a generation that nothing has ended yet."""
 
 
+class StopString:
+    """One string that ends a text, with the table of Knuth, Morris and Pratt. Never changes.
+
+    The table takes a step per character, so a request makes it once for all of its choices.
+    """
+
+    __slots__ = ("_borders", "text")
+
+    def __init__(self, text: str) -> None:
+        assert text, "an empty string stops nothing"
+        self.text = text
+        #: by matched characters: how many of the string's first ones they also end with
+        self._borders = [0, 0]
+        for character in text[1:]:
+            self._borders.append(self._next(self._borders[-1], character))
+
+    def advance(self, matched: int, text: str) -> tuple[int, int | None]:
+        """Take text behind `matched` first characters of the string: how many the text now ends
+        with, and where in it the string ends first (None: it does not)."""
+        first_end = None
+        for end, character in enumerate(text, 1):
+            matched = self._next(matched, character)
+            if matched == len(self.text):
+                matched = self._borders[-1]
+                if first_end is None:
+                    first_end = end
+        return matched, first_end
+
+    def _next(self, matched: int, character: str) -> int:
+        while matched and self.text[matched] != character:
+            matched = self._borders[matched]
+        return matched + 1 if self.text[matched] == character else 0
+
+    def __repr__(self) -> str:
+        return f"<StopString {self.text!r}>"
+
+
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """What becomes text, and where the text ends.
+    """What becomes text, and where the text ends. All choices of a request have the same object.
 
-    `stop_strings` count when they end behind the first `unstopped_tokens` tokens.
+    `stops` count when they end behind the first `unstopped_tokens` tokens.
     `reported_stop_ids` are the stop tokens that the client named itself: one that ends the text is
     its `stop_reason`. With `is_stop_shown` the text has what stopped it.
     """
 
-    stop_strings: tuple[str, ...] = ()
+    stops: tuple[StopString, ...] = ()
     unstopped_tokens: int = 0
     reported_stop_ids: frozenset[int] = frozenset()
     is_stop_shown: bool = False
@@ -136,9 +177,7 @@ class Choice:
         self._meter = meter
         self._now_s = now_s
         self._decoder = order.codec.decoder(rules.skips_special_tokens)
-        self._scanner = (
-            StopScanner(rules.stop_strings, rules.is_stop_shown) if rules.stop_strings else None
-        )
+        self._scanner = StopScanner(rules.stops, rules.is_stop_shown) if rules.stops else None
         self._is_first = True
         self._cached_tokens = 0
         self._embedding: bytes | None = None
@@ -166,7 +205,10 @@ class Choice:
 
     def piece_of(self, chunk: backend.TokenChunk) -> Piece | None:
         """The piece that is complete with the next token. None if the token's text is held: then
-        the token comes with the next piece."""
+        the token comes with the next piece.
+
+        Raises ApiError (500) if the token's embedding has values that are not finite.
+        """
         assert chunk.index == self._meter.tokens, f"{chunk} is not {self._meter.tokens}"
         self._meter.token(self._now_s())
         piece = self._piece(chunk)
@@ -211,6 +253,9 @@ class Choice:
         """The piece that is complete with this token; None if its text is held."""
         self._token_ids.append(chunk.token_id)
         self._cached_tokens += chunk.cached_tokens
+        if chunk.embedding is not None:
+            # Here, not where the answer is written: then the choice would count as finished.
+            _check_finite(chunk.embedding, self.index)
         self._embedding = chunk.embedding
         if self._scored is not None:
             self._scored.append(self._score(chunk))
@@ -280,6 +325,19 @@ class Choice:
         )
 
 
+def _check_finite(embedding: bytes, choice: int) -> None:
+    values = struct.unpack(f"<{len(embedding) // FLOAT_BYTES}f", embedding)
+    if not all(map(math.isfinite, values)):
+        # In JSON they would be null, in an answer that looks like a good one.
+        raise ApiError(
+            500,
+            "The model computed infinite values, or values that are not a number, "
+            f"for input {choice}",
+            param="input",
+            code="not_finite",
+        )
+
+
 def _spelled(
     spelling: TokenSpelling, token_id: int, logprob: float
 ) -> tuple[str, float, list[int]]:
@@ -297,13 +355,15 @@ class StopScanner:
     string, else in front of it.
     """
 
-    def __init__(self, strings: tuple[str, ...], is_stop_shown: bool) -> None:
-        self._automata = [_Automaton(string) for string in strings]
-        self._first_characters = frozenset(string[0] for string in strings)
+    def __init__(self, stops: tuple[StopString, ...], is_stop_shown: bool) -> None:
+        self._stops = stops
+        self._first_characters = frozenset(stop.text[0] for stop in stops)
         self._is_stop_shown = is_stop_shown
         self._held = ""
+        #: by stop string: how many of its first characters the text ends with
+        self._matched = [0] * len(stops)
         #: characters at the end of the text that may be the start of a stop string
-        self._matched = 0
+        self._matched_most = 0
         self.found: str | None = None
 
     @property
@@ -317,24 +377,23 @@ class StopScanner:
         Strings that end in a piece which comes unarmed do not count.
         """
         assert self.found is None, f"text after {self.found!r}"
-        if not self._matched and self._first_characters.isdisjoint(text):
+        if not self._matched_most and self._first_characters.isdisjoint(text):
             return text
         already = len(self._held)
         buffer = self._held + text
-        # (start, place in the list, end), relative to the buffer
-        stops = [
-            (already + end - len(automaton.string), place, already + end)
-            for place, automaton in enumerate(self._automata)
-            if (end := automaton.advance(text, is_armed)) is not None
-        ]
-        if stops:
-            start, place, end = min(stops)
-            self.found = self._automata[place].string
+        found: list[tuple[int, int, int]] = []  # (start, place in the list, end), in the buffer
+        for place, stop in enumerate(self._stops):
+            self._matched[place], end = stop.advance(self._matched[place], text)
+            if end is not None and is_armed:
+                found.append((already + end - len(stop.text), place, already + end))
+        if found:
+            start, place, end = min(found)
+            self.found = self._stops[place].text
             self._held = ""
             return buffer[: end if self._is_stop_shown else start]
-        self._matched = max(automaton.matched for automaton in self._automata)
+        self._matched_most = max(self._matched)
         # A shown stop string takes nothing back, so that nothing has to be held for it.
-        cut = len(buffer) - (0 if self._is_stop_shown else self._matched)
+        cut = len(buffer) - (0 if self._is_stop_shown else self._matched_most)
         self._held = buffer[cut:]
         return buffer[:cut]
 
@@ -342,32 +401,3 @@ class StopScanner:
         """What is still held when no more text comes: it was no stop string after all."""
         held, self._held = self._held, ""
         return held
-
-
-class _Automaton:
-    """Knuth, Morris and Pratt: the longest start of the string that the text so far ends with."""
-
-    def __init__(self, string: str) -> None:
-        assert string, "an empty string stops nothing"
-        self.string = string
-        self.matched = 0
-        #: by matched characters: how many of the string's first ones they also end with
-        self._borders = [0, 0]
-        for character in string[1:]:
-            self._borders.append(self._next(self._borders[-1], character))
-
-    def advance(self, text: str, is_armed: bool) -> int | None:
-        """Take the text. The end in it of the first occurrence, if that counts."""
-        first_end = None
-        for end, character in enumerate(text, 1):
-            self.matched = self._next(self.matched, character)
-            if self.matched == len(self.string):
-                self.matched = self._borders[-1]
-                if first_end is None and is_armed:
-                    first_end = end
-        return first_end
-
-    def _next(self, matched: int, character: str) -> int:
-        while matched and self.string[matched] != character:
-            matched = self._borders[matched]
-        return matched + 1 if self.string[matched] == character else 0

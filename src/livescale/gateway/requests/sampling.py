@@ -14,7 +14,7 @@ import msgspec
 from livescale.gateway.contract.backend import ModelCard
 from livescale.gateway.contract.errors import ApiError, context_length_exceeded, invalid, quoted
 from livescale.gateway.contract.schema import PROMPTS_MAX, ChatBody, CompletionBody, GenerationBody
-from livescale.gateway.requests.choices import TextRules
+from livescale.gateway.requests.choices import StopString, TextRules
 from livescale.gateway.requests.prompts import check_ids
 from livescale.values.types import SamplingDefaults, SamplingParams
 
@@ -92,7 +92,7 @@ def read_asked(card: ModelCard, vocabulary: int, body: GenerationBody, prompts: 
     min_tokens = _whole("min_tokens", body.min_tokens, 0, tokens_max, 0)
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     rules = TextRules(
-        stop_strings=tuple(dict.fromkeys(stops)),
+        stops=tuple(map(StopString, dict.fromkeys(stops))),
         unstopped_tokens=min_tokens,
         reported_stop_ids=frozenset(named_ids) - set(eos_ids),
         is_stop_shown=bool(body.include_stop_str_in_output),

@@ -40,7 +40,7 @@ class TokenSpelling:
         if token is None:  # the model's vocabulary is larger than its tokenizer's
             return "", b""
         if self._is_byte_level:
-            spelled = _byte_level_bytes(token)
+            spelled = byte_level_bytes(token)
             return spelled.decode("utf-8", errors="replace"), spelled
         if self._has_byte_tokens and (byte := _fallback_byte(token)) is not None:
             return byte.decode("utf-8", errors="replace"), byte
@@ -76,7 +76,8 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTE_OF = _byte_alphabet()
 
 
-def _byte_level_bytes(token: str) -> bytes:
+def byte_level_bytes(token: str) -> bytes:
+    """What the token stands for in a byte-level tokenizer."""
     try:
         return bytes(_BYTE_OF[character] for character in token)
     except KeyError:  # an added token that is not spelled in the alphabet stands for itself

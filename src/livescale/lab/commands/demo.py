@@ -52,11 +52,11 @@ than that one serves in time, and little enough for all of them."""
 _NEXT = "next      livescale serve path/to/model, and livescale top while it serves"
 PARTS = ("scaling", "live")
 _DEFAULTS = {
-    "workers": "3, live part 2, disaggregated 4",
+    "workers": "3; live 2",
     "port": "0",
     "placement": "spread, live part none",
     "record": "in --folder",
-    "slo": f"a TTFT of {_SLO_MULTIPLE} times that of a mean prompt alone",
+    "slo": f"{_SLO_MULTIPLE}x alone",
     "scaling_policy": "slo, live part bounds",
     "queue_requests_max": "all requests",
 }

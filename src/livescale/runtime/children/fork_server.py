@@ -12,9 +12,11 @@ with the server its children.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import selectors
+import signal
 import socket
 import sys
 import traceback
@@ -26,6 +28,8 @@ from livescale.runtime.children.child_kinds import end_with_parent, run
 from livescale.values.types import Value
 
 PACKET_BYTES_MAX = 4096
+# Standard input and output.
+_ORDER_FDS = 2
 
 
 class ForkOrder(Value, frozen=True):
@@ -41,6 +45,13 @@ class Forked(Value, frozen=True, tag=True):
 
     number: int
     pid: int
+
+
+class NotForked(Value, frozen=True, tag=True):
+    """The order could not be carried out, for this reason."""
+
+    number: int
+    reason: str
 
 
 class Ended(Value, frozen=True, tag=True):
@@ -85,22 +96,49 @@ class _Server:
 
     def _obey(self) -> bool:
         """Carry out one order. False: the parent is gone."""
-        packet, fds, _, _ = socket.recv_fds(self._channel, PACKET_BYTES_MAX, 2)
+        packet, fds, _, _ = socket.recv_fds(self._channel, PACKET_BYTES_MAX, _ORDER_FDS)
         if not packet:
             return False
         order = msgspec.json.decode(packet, type=ForkOrder)
+        answer: Forked | NotForked
+        pidfds: list[int] = []
+        try:
+            pid, pidfd = self._fork(order, fds)
+            answer, pidfds = Forked(order.number, pid), [pidfd]
+        except OSError as error:
+            # The other children live on: with this process they would all end.
+            answer = NotForked(order.number, str(error))
+        finally:
+            for fd in fds:
+                os.close(fd)
+        socket.send_fds(self._channel, [msgspec.json.encode(answer)], pidfds)
+        return True
+
+    def _fork(self, order: ForkOrder, fds: list[int]) -> tuple[int, int]:
+        """Its pid, and a descriptor of the process. Raises OSError."""
+        if len(fds) < _ORDER_FDS:
+            # The system leaves out those for which this process has no room.
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._become(order, fds, parent)
-        for fd in fds:
-            os.close(fd)
-        pidfd = os.pidfd_open(pid)
-        self._children[pidfd] = (order.number, pid)
-        self._selector.register(pidfd, selectors.EVENT_READ)
-        forked = msgspec.json.encode(Forked(order.number, pid))
-        socket.send_fds(self._channel, [forked], [pidfd])
-        return True
+        try:
+            pidfd = os.pidfd_open(pid)
+            self._children[pidfd] = (order.number, pid)
+            self._selector.register(pidfd, selectors.EVENT_READ)
+        except OSError:
+            self._undo(pid)
+            raise
+        return pid, pidfd
+
+    def _undo(self, pid: int) -> None:
+        """Nobody could see the end of this child."""
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for pidfd in [fd for fd, (_, known) in self._children.items() if known == pid]:
+            del self._children[pidfd]
+            os.close(pidfd)
 
     def _become(self, order: ForkOrder, fds: list[int], parent: int) -> NoReturn:
         """In the fork: be the ordered process until its end."""

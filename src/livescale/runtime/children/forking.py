@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import signal
 import socket
@@ -15,7 +16,13 @@ from collections.abc import Mapping
 import msgspec
 
 from livescale.common.interpreter import module_words
-from livescale.runtime.children.fork_server import PACKET_BYTES_MAX, Ended, Forked, ForkOrder
+from livescale.runtime.children.fork_server import (
+    PACKET_BYTES_MAX,
+    Ended,
+    Forked,
+    ForkOrder,
+    NotForked,
+)
 
 # The server tells how a process ended at once; a server that is gone was killed with its children.
 _STATUS_WAIT_S = 1.0
@@ -25,7 +32,7 @@ _ANSWER_S = 120.0
 
 
 class ForkServerError(Exception):
-    """The fork server ended, does not answer, or could not be started."""
+    """The fork server ended, does not answer, cannot fork, or could not be started."""
 
 
 class ForkedProcess:
@@ -106,27 +113,31 @@ class ForkServer:
         self._statuses: dict[int, asyncio.Future[int]] = {}
 
     async def start(self, kind: str) -> ForkedProcess:
-        """A new process of this kind. Raises ForkServerError."""
+        """A new process of this kind. Raises ForkServerError, OSError."""
         async with self._starting:
             if self._channel is None:
                 await self._start_server()
         number, self._orders = self._orders, self._orders + 1
         status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        theirs_in, ours_in = os.pipe()
-        ours_out, theirs_out = os.pipe()
-        self._statuses[number] = status
-        try:
-            pid, pidfd = await self._fork(number, kind, [theirs_in, theirs_out])
-        except BaseException:
-            self._statuses.pop(number, None)
-            os.close(ours_in)
-            os.close(ours_out)
-            raise
-        finally:
-            os.close(theirs_in)
-            os.close(theirs_out)
-        stdin, stdout = await _write_end(ours_in), await _read_end(ours_out, self._limit)
-        return ForkedProcess(pid, pidfd, status, stdin, stdout)
+        # Whatever fails on the way, no descriptor is left open: a process that cannot be started is
+        # tried again and again.
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            their_in, our_in = _pipe()
+            theirs.enter_context(their_in)
+            ours.enter_context(our_in)
+            our_out, their_out = _pipe()
+            theirs.enter_context(their_out)
+            ours.enter_context(our_out)
+            ours.callback(self._statuses.pop, number, None)
+            self._statuses[number] = status
+            pid, pidfd = await self._fork(number, kind, [their_in.fileno(), their_out.fileno()])
+            ours.callback(_discard, pidfd)
+            stdin = await _write_end(our_in)
+            ours.callback(stdin.abort)
+            stdout = await _read_end(our_out, self._limit)
+            process = ForkedProcess(pid, pidfd, status, stdin, stdout)
+            ours.pop_all()
+        return process
 
     def end(self) -> None:
         """End the server, and with it what is left of its processes; starts that have not come to
@@ -163,6 +174,9 @@ class ForkServer:
         except OSError as error:
             ours.close()
             raise ForkServerError(str(error)) from error
+        except asyncio.CancelledError:
+            ours.close()
+            raise
         finally:
             theirs.close()
         ours.setblocking(False)
@@ -199,20 +213,28 @@ class ForkServer:
         if not packet:
             self._lose_server()
             return
-        message = msgspec.json.decode(packet, type=Forked | Ended)
+        message = msgspec.json.decode(packet, type=Forked | NotForked | Ended)
         if isinstance(message, Ended):
             status = self._statuses.pop(message.number, None)
             if status is not None and not status.done():
                 status.set_result(message.status)
             return
         answer = self._answers.get(message.number)
-        if answer is not None and not answer.done():
+        if answer is not None and answer.done():
+            answer = None
+        if isinstance(message, NotForked):
+            if answer is not None:
+                answer.set_exception(ForkServerError(f"it cannot fork: {message.reason}"))
+        elif not fds:
+            # The system leaves it out where this process has no room for one more. The fork sees
+            # the end of its standard input, and ends.
+            if answer is not None:
+                answer.set_exception(ForkServerError("no room for a descriptor of the fork"))
+        elif answer is not None:
             answer.set_result((message.pid, fds[0]))
         else:
             # Not wanted any more: the start was cancelled, or waited too long.
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fds[0], signal.SIGKILL)
-            os.close(fds[0])
+            _discard(fds[0])
 
     def _lose_server(self) -> None:
         assert self._channel is not None
@@ -228,15 +250,28 @@ class ForkServer:
                 answer.set_exception(ForkServerError("the fork server ended"))
 
 
-async def _write_end(fd: int) -> asyncio.WriteTransport:
+def _pipe() -> tuple[io.FileIO, io.FileIO]:
+    """What reads and what writes."""
+    reading, writing = os.pipe()
+    return io.FileIO(reading, "rb"), io.FileIO(writing, "wb")
+
+
+def _discard(pidfd: int) -> None:
+    """The process is not wanted any more."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.close(pidfd)
+
+
+async def _write_end(pipe: io.FileIO) -> asyncio.WriteTransport:
     loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(fd, "wb"))
+    transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, pipe)
     return transport
 
 
-async def _read_end(fd: int, limit: int) -> asyncio.StreamReader:
+async def _read_end(pipe: io.FileIO, limit: int) -> asyncio.StreamReader:
     reader = asyncio.StreamReader(limit=limit)
     await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb")
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
     )
     return reader

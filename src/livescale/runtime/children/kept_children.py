@@ -19,6 +19,8 @@ from livescale.runtime.wire.boot import Status
 from livescale.runtime.wire.news import News
 
 _log = logging.getLogger(__name__)
+# What a process has to end that began while the children were let go: it has served nobody yet.
+_LATE_END_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +101,8 @@ class KeptChildren:
             self._watching.cancel()
 
     async def _keep(self, child: Child) -> None:
-        while True:
-            await child.watch()
-            if self._stopping.is_set():
-                return
+        await child.watch()
+        while not self._stopping.is_set():
             reason = give_up_reason(child.restarts, self._care.peers(child), self._care.was_ready())
             if reason is not None:
                 self._care.failed(reason)
@@ -110,9 +110,32 @@ class KeptChildren:
             self._care.tell(_end_in_words(child))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), child.restarts.pause_s)
-            if self._stopping.is_set():
-                return
-            await child.start(self._config)
+            if await self._start_again(child):
+                await child.watch()
+
+    async def _start_again(self, child: Child) -> bool:
+        """False if there is no new process. Where the system gave none it is a failed start like
+        any other: memory, descriptors or the interpreter may be back later."""
+        if self._stopping.is_set():
+            return False
+        starting = asyncio.create_task(child.start(self._config))
+        letting_go = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait((starting, letting_go), return_when=asyncio.FIRST_COMPLETED)
+        # A fork server may take minutes, for which nobody waits who stops.
+        letting_go.cancel()
+        starting.cancel()
+        await asyncio.wait((starting,))
+        if starting.cancelled():
+            return False
+        try:
+            starting.result()
+        except OSError as error:
+            child.restarts.could_not_begin(f"{type(error).__name__}: {error}")
+            return False
+        if self._stopping.is_set():
+            # Who let the children go has looked for those that live already.
+            await self.end([child], _LATE_END_S)
+        return True
 
     def __repr__(self) -> str:
         return f"<KeptChildren {', '.join(child.name for child in self.children)}>"
@@ -120,7 +143,10 @@ class KeptChildren:
 
 def _end_in_words(child: Child) -> News:
     restarts = child.restarts
-    when = "died before it was ready" if restarts.failed_starts else "ended"
+    if restarts.exit_status is None:
+        when = "could not be started"
+    else:
+        when = "died before it was ready" if restarts.failed_starts else "ended"
     return News(
         f"{child.name} {when} ({restarts.how_it_ended()});"
         f" it is started again in {restarts.pause_s:.3g} s",

@@ -64,6 +64,7 @@ class Child:
         self.restarts = Restarts(self.name)
 
     async def start(self, config: PoolConfig) -> None:
+        """Begin the next life. Raises OSError where the system gives no process."""
         self.life += 1
         self.restarts.begins()
         self.started_s = time.monotonic()

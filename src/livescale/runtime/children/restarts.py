@@ -26,7 +26,7 @@ class Restarts:
     #: starts in a row that came to nothing, and lives in a row that were short
     failed_starts: int = 0
     short_lives: int = 0
-    #: why the process says that it ends, and how the last life did
+    #: why the process says that it ends, and how the last life did (None: it never began)
     fatal: str | None = None
     exit_status: int | None = None
 
@@ -45,6 +45,11 @@ class Restarts:
         is_short = ready_s is None or ready_s < _SHORT_LIFE_S
         self.short_lives = self.short_lives + 1 if is_short else 0
 
+    def could_not_begin(self, reason: str) -> None:
+        """There is no process: the system gave none. It counts as a start that came to nothing."""
+        self.fatal = reason
+        self.ended(None, None)
+
     @property
     def pause_s(self) -> float:
         """How long to wait before the next life: twice as long after each that failed."""
@@ -57,7 +62,9 @@ class Restarts:
     def how_it_ended(self) -> str:
         """In words: "exit status 1", "killed by signal 9", with the reason where one is known."""
         status = self.exit_status
-        if status is not None and status < 0:
+        if status is None:
+            how = "no process began"
+        elif status < 0:
             how = f"killed by signal {-status}"
         else:
             how = f"exit status {status}"
@@ -80,8 +87,8 @@ def give_up_reason(ended: Restarts, peers: Sequence[Restarts], was_ready: bool) 
     if any(peer.failed_starts < trials_max for peer in peers):
         return None
     reason = (
-        f"{ended.name} died {ended.failed_starts} times in a row before it was ready"
-        f" (exit status {ended.exit_status}): {ended.fatal or 'see its log'}"
+        f"{ended.name} failed {ended.failed_starts} times in a row before it was ready"
+        f" ({ended.how_it_ended()}{'' if ended.fatal else '; see its log'})"
     )
     others = len(peers) - 1
     return reason if not others else f"{reason}; so did the other {others} of its kind"

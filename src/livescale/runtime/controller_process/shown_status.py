@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from livescale.control.reports.status import ControllerStatus, InstanceSummary, ModelSummary
-from livescale.messages.commands import AnyCommand, ScaleDecided
+from livescale.messages.commands import AnyCommand, ModelGone, ScaleDecided
 from livescale.messages.events import AnyEvent, InstanceReported
 from livescale.runtime.models.publication import Publication
 from livescale.runtime.wire.protocol import ModelLoad, PoolStatus, SpareStatus
@@ -43,6 +43,8 @@ class ShownStatus:
             if isinstance(command, ScaleDecided):
                 change = f"{command.from_instances} -> {command.to_instances}"
                 self._decisions[command.model] = f"{change}: {command.reason}"
+            elif isinstance(command, ModelGone):
+                self._decisions.pop(command.model, None)
         for event in events:
             if isinstance(event, InstanceReported):
                 self.loads.absorb(event, instances)

@@ -294,4 +294,7 @@ class Publication:
     def _fail(self, name: str, reason: str) -> None:
         awaited = self._awaited.pop(name)
         awaited.set_exception(_Refusal(protocol.ModelProblem.FAILED, reason))
-        self._withdraw(name, reason)
+        # Of a model with stages none can be used without the others.
+        for part in self._of(self.models[name].entry.spec.offered_as):
+            if not self.models[part.entry.spec.name].is_leaving:
+                self._withdraw(part.entry.spec.name, reason)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 FRAME_BYTES_MAX = 64 << 20
 _LENGTH = struct.Struct(">I")
-# Above this the sender waits for the socket: a peer that reads nothing must not fill our memory.
+# A peer that leaves more than this unread, besides one message, is cut off: it must not fill our
+# memory.
 _BACKLOG_BYTES = 8 << 20
 # More of one turn does not wait for its end.
 _TURN_BYTES_MAX = 64 << 10
@@ -65,6 +66,8 @@ class Wire(Generic[Incoming]):
         self._loop = asyncio.get_running_loop()
         #: frames of this turn of the event loop
         self._unsent = bytearray()
+        #: the most that went out at once since the peer had last read everything
+        self._largest_bytes = 0
         self.error: str | None = None
         tls = writer.get_extra_info("ssl_object")
         #: what the other end has shown (DER; None: the pool has no certificates)
@@ -99,8 +102,14 @@ class Wire(Generic[Incoming]):
         if not self._unsent or self._writer.is_closing():
             return
         unsent, self._unsent = self._unsent, bytearray()
+        transport = self._writer.transport
+        if not transport.get_write_buffer_size():
+            self._largest_bytes = 0
+        # One message may be larger than the bound. The peer must be given time to read it, also
+        # while small ones follow.
+        self._largest_bytes = max(self._largest_bytes, len(unsent))
         self._writer.write(unsent)
-        if self._writer.transport.get_write_buffer_size() > _BACKLOG_BYTES:
+        if transport.get_write_buffer_size() > _BACKLOG_BYTES + self._largest_bytes:
             self.break_off("the peer does not read")
 
     async def receive(self) -> Incoming | None:
@@ -116,7 +125,7 @@ class Wire(Generic[Incoming]):
             return self._decoder.decode(await self._take(length))
         except (OSError, EOFError) as error:
             self.error = self.error or str(error) or "connection closed"
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             self.error = f"not a message of this channel: {error}"
         self.close()
         return None

@@ -179,12 +179,26 @@ class FailureChecker:
             require(is_over, "a pause follows a failed load", command, paused_ns)
 
     def _check_given_up(self, life: KnownFailures, command: commands.FailRequest) -> None:
-        knowledge, model = life.knowledge, life.knowledge.requested[command.request]
-        row = life.failures.get(model, Row())
-        is_given_up = row.loads >= self._config.load_failures_max or row.deaths >= DEATHS_MAX
-        require(is_given_up, "a model is given up after failed loads", command, row)
-        there = knowledge.instances(model)
-        require(not there, "requests of a model with instances wait", command, there)
+        """Of stages one is enough: requests go through all of them."""
+        first = life.knowledge.requested[command.request]
+        stage = life.knowledge.specs[first].stage if first in life.knowledge.specs else None
+        names = [first]
+        if stage is not None:
+            names = [stage_name(stage.model, number) for number in range(stage.count)]
+        found = [self._why_not_given_up(life, name) for name in names]
+        if found[0] is not None and None not in found:
+            rule, shown = found[0]
+            require(False, rule, command, shown)
+
+    def _why_not_given_up(self, life: KnownFailures, model: str) -> tuple[str, object] | None:
+        """The rule by which its requests wait, and what shows it; None if they need not."""
+        knowledge, row = life.knowledge, life.failures.get(model, Row())
+        is_dead = row.deaths >= DEATHS_MAX
+        if not (row.loads >= self._config.load_failures_max or is_dead):
+            return "a model is given up after failed loads", row
+        if there := knowledge.instances(model):
+            return "requests of a model with instances wait", there
         copies = knowledge.copies(model)
-        is_tried = not copies or row.beside_copy > 1 or row.deaths >= DEATHS_MAX
-        require(is_tried, "requests of a model with a host copy wait", command, copies)
+        if copies and not (row.beside_copy > 1 or is_dead):
+            return "requests of a model with a host copy wait", copies
+        return None

@@ -37,10 +37,12 @@ _MOVES: tuple[tuple[InstanceState | None, _Cause, InstanceState], ...] = (
     (InstanceState.LIVE, events.HoldingFailed, InstanceState.STOPPED),
     (InstanceState.LIVE, events.WorkerLost, InstanceState.LOST),
     (InstanceState.SERVING, commands.Drain, InstanceState.DRAINING),
+    (InstanceState.SERVING, events.HoldingFailed, InstanceState.STOPPED),
     (InstanceState.SERVING, events.WorkerLost, InstanceState.LOST),
     (InstanceState.DRAINING, commands.Resume, InstanceState.SERVING),
     (InstanceState.DRAINING, commands.ReleaseHolding, InstanceState.STOPPED),
     (InstanceState.DRAINING, events.HoldingDropped, InstanceState.STOPPED),
+    (InstanceState.DRAINING, events.HoldingFailed, InstanceState.STOPPED),
     (InstanceState.DRAINING, events.WorkerLost, InstanceState.LOST),
 )
 _ARRIVES = events.FirstByteArrived | events.LiveStarted | events.HoldingCompleted

@@ -16,7 +16,7 @@ from livescale.values.chunks import CHUNK_RANGES_MAX, ChunkRange
 from livescale.values.types import Manifest, Value, WorkerRef
 
 MAGIC = b"LScl"
-VERSION = 6
+VERSION = 7
 CHUNK_BYTES_MAX = 16 << 20
 PARCEL_BYTES_MAX = 16 << 20
 PROBE_BYTES_MAX = 64 << 20
@@ -24,7 +24,7 @@ REASON_BYTES_MAX = 512
 COPY_ID_BYTES = 16
 
 # magic, version, kind, flags, plan, worker, incarnation, layer, chunk, payload bytes
-_HEADER = struct.Struct(">4sBBHQIIIII")
+_HEADER = struct.Struct(">4sBBHQIQIII")
 _UNPROVED = 1
 _CHECK = struct.Struct(">I")
 HEADER_BYTES = _HEADER.size + _CHECK.size

@@ -21,7 +21,7 @@ from livescale.transfer.formats.carrier import Channel
 from livescale.transfer.formats.orders import TransferError
 from livescale.values.types import WorkerRef
 
-_NAMES = struct.Struct(">4I")
+_NAMES = struct.Struct(">IQIQ")
 
 
 class Greeting:

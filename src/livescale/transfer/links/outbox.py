@@ -248,7 +248,7 @@ class Outbox:
             return None
 
     def settled(self) -> ModelBytes | None:
-        """Nothing is read any more; returns what was, if a thread waits for that."""
+        """Nothing is read any more; returns what was."""
         with self.changed:
             was, self.reading = self.reading, None
             if was is not None:

@@ -112,8 +112,7 @@ class Store:
     def settled(self, outbox: Outbox) -> None:
         """The connection reads from nothing any more."""
         with self._released:
-            was = outbox.settled()
-            if was is not None and was.is_withdrawn:
+            if outbox.settled() is not None:
                 self._released.notify_all()
 
     # -- wants ------------------------------------------------------------------------------------
