@@ -246,6 +246,36 @@ def test_ctrl_c_while_the_pool_is_starting(tiny_model: Path) -> None:
     running.end()
 
 
+def test_ctrl_c_does_not_wait_for_workers_that_are_not_there_yet(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """A fork server imports and compiles before it answers: this one does so for ever."""
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\ncase "$*" in *fork-server*) exec sleep 100000;; esac\n'
+        f'exec {shlex.quote(sys.executable)} "$@"\n'
+    )
+    python.chmod(0o700)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    words = (tiny_model, "--port", 0, "--worker-python", python)
+    running = Serve(*words, TMPDIR=str(temporary))
+    killer = threading.Timer(wait_s(), running.process.kill)
+    killer.start()
+    running.wait_until_printed("starting")
+    children: list[psutil.Process] = []
+    while not any("sleep" in child.cmdline() for child in children):
+        children = running.children()
+    running.process.send_signal(signal.SIGINT)
+    running.wait_until_printed("stopped")
+    assert running.process.wait(wait_s()) == 0
+    killer.cancel()
+    running.end()
+    _, alive = psutil.wait_procs(children, timeout=wait_s())
+    assert not alive
+    assert not list(temporary.iterdir())
+
+
 def test_a_second_ctrl_c_ends_everything_at_once(tiny_model: Path) -> None:
     words = ("--port", 0, "--workers", 1, "--gateways", 2)
     with serve(tiny_model, *words, *steady()) as running:

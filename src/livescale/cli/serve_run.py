@@ -11,7 +11,7 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Protocol
 
 from livescale.cli.serve_display import ServeDisplay
@@ -61,24 +61,40 @@ async def serve(
             display.tell(News(_PLAIN_TEXT, is_problem=True))
     print(f"starting {pool.layout} …", flush=True)
     hosts = hosts_of(pool) if hosts_of is not None else None
-    async with hosts if hosts is not None else contextlib.nullcontext(), pool:
+    async with contextlib.AsyncExitStack() as stack:
+        if hosts is not None:
+            await stack.enter_async_context(hosts)
         stop = asyncio.create_task(interrupted.wait())
-        ready = asyncio.create_task(pool.ready())
-        await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
-        if ready.done():
-            ready.result()
-            print(f"ready after {time.monotonic() - started:.1f} s: {pool.base_url}/v1")
-            print(f"try: {first_request(config, pool.base_url)}")
-            print("Ctrl-C drains and stops.", flush=True)
-            await pool.or_failure(stop)
-        ready.cancel()
+        if await _begun(stack.enter_async_context(pool), stop):
+            ready = asyncio.create_task(pool.ready())
+            await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                ready.result()
+                print(f"ready after {time.monotonic() - started:.1f} s: {pool.base_url}/v1")
+                print(f"try: {first_request(config, pool.base_url)}")
+                print("Ctrl-C drains and stops.", flush=True)
+                await pool.or_failure(stop)
+            ready.cancel()
+            print("draining (Ctrl-C again stops at once) …", flush=True)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, lambda: asyncio.ensure_future(pool.kill()))
         if hosts is not None:
             hosts.let_go()
-        print("draining (Ctrl-C again stops at once) …", flush=True)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, lambda: asyncio.ensure_future(pool.kill()))
     print("stopped")
     return 0
+
+
+async def _begun(beginning: Coroutine[object, object, object], stop: asyncio.Task[object]) -> bool:
+    """False if the stop came before the pool had all its processes: they are gone again. A first
+    start compiles kernels, for which nobody waits who stops."""
+    task = asyncio.create_task(beginning)
+    await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+    task.cancel()
+    await asyncio.wait({task})
+    if task.cancelled():
+        return False
+    task.result()
+    return True
 
 
 def first_request(config: PoolConfig, base_url: str) -> str:

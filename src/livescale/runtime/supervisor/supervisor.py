@@ -274,6 +274,7 @@ class Pool:
                 await host.start()
         except BaseException:
             await self.kill()
+            await self.stop()
             raise
         return self
 
