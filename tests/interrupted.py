@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 
@@ -45,3 +48,14 @@ def check_processes_end(words: Sequence[str], line: str) -> int:
 def nothing_is_left(pid: int) -> bool:
     """No namespace of a testbed of this process."""
     return not any(name.startswith(f"livescale-{pid}.") for name in namespaces())
+
+
+def python_without_forks(directory: Path) -> Path:
+    """An interpreter in which a fork server never answers; it is a process named sleep."""
+    python = directory / "python"
+    python.write_text(
+        '#!/bin/sh\ncase "$*" in *fork-server*) exec sleep 100000;; esac\n'
+        f'exec {shlex.quote(sys.executable)} "$@"\n'
+    )
+    python.chmod(0o700)
+    return python

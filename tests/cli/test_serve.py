@@ -20,6 +20,7 @@ import httpx
 import psutil
 import pytest
 
+from interrupted import python_without_forks
 from slowness import patient, patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -250,12 +251,7 @@ def test_ctrl_c_does_not_wait_for_workers_that_are_not_there_yet(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     """A fork server imports and compiles before it answers: this one does so for ever."""
-    python = tmp_path / "python"
-    python.write_text(
-        '#!/bin/sh\ncase "$*" in *fork-server*) exec sleep 100000;; esac\n'
-        f'exec {shlex.quote(sys.executable)} "$@"\n'
-    )
-    python.chmod(0o700)
+    python = python_without_forks(tmp_path)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     words = (tiny_model, "--port", 0, "--worker-python", python)

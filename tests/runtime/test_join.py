@@ -16,6 +16,7 @@ from pool_thread import LocalPool, wait_until
 from running_streams import check, nothing, right_tokens_of, streams_while
 
 from effort import mostly_long
+from interrupted import python_without_forks
 from livescale import __version__
 from livescale.engine.files.model_files import read_manifest
 from livescale.lab.bench.base.token_checks import wrong_greedy_tokens, wrong_timed_tokens
@@ -118,6 +119,26 @@ def test_what_leaves_in_order_is_not_reported_as_lost(
         wait_until(lambda: bool(re.search(r"worker w\S+ has left", caplog.text)), "its worker left")
         wait_until(lambda: "node carol has left" in caplog.text, "it has left")
     assert "lost" not in caplog.text
+
+
+def test_a_host_that_leaves_does_not_wait_for_workers_that_are_not_there_yet(
+    head: LocalPool, alice: Joiner, tmp_path: Path
+) -> None:
+    """A fork server imports and compiles before it answers: this one does so for ever."""
+    python = python_without_forks(tmp_path)
+    flags = ("--workers", "2", "--device", "cpu", "--worker-python", str(python))
+    dora = Joiner(head, "dora", tmp_path, *flags)
+    process = psutil.Process(dora.process.pid)
+    with closing(dora):
+        wait_until(
+            lambda: any("sleep" in child.cmdline() for child in process.children()), "it starts"
+        )
+        children = process.children(recursive=True)
+        dora.interrupt()
+        assert dora.ended() == 0
+    assert dora.said("left")
+    wait_until(lambda: not any(is_running(child) for child in children), "all processes are gone")
+    wait_until(lambda: head.gauge("workers") == 2, "the other host stays")
 
 
 @pytest.mark.parametrize(

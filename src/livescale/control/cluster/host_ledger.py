@@ -69,7 +69,7 @@ class HostLedger:
         """The numbers of a host whose supervisor began at `clock_ns`. A host that had numbers
         before has `claimed` them. Raises HostRefusedError."""
         if name in self._taken:
-            raise HostRefusedError(f"the pool has a host named {name}: choose another --name")
+            raise HostRefusedError(f"a node named {name} is in the pool: choose another --name")
         known = self._entries.get(name)
         if known is not None and clock_ns < known.clock_ns:
             raise HostRefusedError(f"a later start of host {name} has joined")

@@ -115,7 +115,7 @@ class JoinedHost:
             self._tell(News("the pool restarted; the processes of this node restart"))
             await self._running.end()
         self._running = _RunningHost(self._supervisor_of(welcome), self._tell)
-        await self._running.start()
+        self._running.begin()
 
     def _supervisor_of(self, welcome: Welcome) -> Callable[[ChildCare], HostSupervisor]:
         """What makes the host's supervisor, given who cares for its children. Raises UserError for
@@ -164,7 +164,7 @@ class JoinedHost:
 
     def _farewell(self) -> Farewell:
         assert self._running is not None
-        return Farewell(len(self._running.supervisor.children))
+        return Farewell(self._running.begin_no_more())
 
     async def _has_left(self, timeout_s: float) -> None:
         """The pool had its time for an answer."""
@@ -191,16 +191,32 @@ class _RunningHost:
             ChildCare(self._heed, self._peers, lambda: self._was_ready, tell, self._fail)
         )
 
-    async def start(self) -> None:
-        await self.supervisor.start()
+    def begin(self) -> None:
+        """Start the processes, for which nobody waits: at first that takes minutes, in which this
+        host may be told to leave."""
+        self._starting = asyncio.create_task(self.supervisor.start())
+        self._starting.add_done_callback(self._has_started)
+
+    def begin_no_more(self) -> int:
+        """What has not begun by now never does. Returns how many have."""
+        self._starting.cancel()
+        return sum(child.process is not None for child in self.supervisor.children)
 
     async def end(self) -> None:
+        self._starting.cancel()
+        await asyncio.wait({self._starting})
         await self.supervisor.end()
         await self.supervisor.end_forks()
         self.failure.cancel()
 
     def kill(self) -> None:
+        self._starting.cancel()
         self.supervisor.kill()
+
+    def _has_started(self, starting: asyncio.Task[None]) -> None:
+        error = None if starting.cancelled() else starting.exception()
+        if error is not None and not self.failure.done():
+            self.failure.set_exception(error)
 
     def _heed(self, child: Child, status: Status) -> None:
         for news in status.news:
