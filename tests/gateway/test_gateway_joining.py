@@ -98,11 +98,12 @@ class Answer:
     def __init__(
         self, codec: TextCodec, choices: int, stops: Sequence[str], is_scored: bool = True
     ) -> None:
-        metrics = Metrics(["m"])
+        self.now_s = 0.0
+        metrics = self.metrics = Metrics(["m"])
         self.is_scored = is_scored
         self.streams = [Stream(is_scored) for _ in range(choices)]
         self.connection = Connection()
-        arrivals = Arrivals(lambda: None)
+        arrivals = Arrivals(lambda: None, lambda: self.now_s)
         rules = TextRules(tuple(map(StopString, stops)))
         for index, stream in enumerate(self.streams):
             sampling = SamplingParams(10_000, logprobs=1 if is_scored else None)
@@ -285,6 +286,31 @@ def test_what_came_before_a_failure_leaves_first_and_what_comes_behind_it_never(
         assert "the worker was lost" in str(failure)
         ids = {place: [ids for _, ids, _ in of] for place, of in answer.events().items()}
         assert ids == {0: [[10]], 1: [[11]]}
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("is_scored", [False, True])
+def test_a_client_that_reads_slowly_does_not_make_tokens_late(
+    codec: TextCodec, is_scored: bool
+) -> None:
+    """With log probabilities and without: tokens are worked on in two ways."""
+
+    async def story() -> None:
+        answer = Answer(codec, 1, (), is_scored)
+        for number in range(4):
+            if number == 2:
+                answer.connection.is_paused = True
+            answer.now_s += 0.25
+            answer.streams[0].bring(10 + number, FinishReason.LENGTH if number == 3 else None)
+            await turn()
+        answer.now_s += 60.0
+        answer.connection.resume()
+        assert await answer.over
+        counted = answer.metrics.models["m"].kept()
+        assert counted.first_token.sum == 0.25
+        assert counted.inter_token.sum == 0.75
+        assert counted.request.sum == 1.0
 
     asyncio.run(story())
 

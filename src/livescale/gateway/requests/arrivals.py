@@ -6,6 +6,7 @@ What a piece is stands in `choices.py`; when pieces are wanted is decided in `st
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 from livescale.gateway.contract.backend import TokenChunk, TokenStream
@@ -18,16 +19,20 @@ JOINED_TOKENS_MAX = 32
 class Arrivals:
     """What has come for the choices of one answer, in order, and has not been taken yet.
 
-    A client that reads slowly leaves it here as tokens, which are small. `notify` is called when
+    A client that reads slowly leaves it here as tokens, which are small, with the time of the clock
+    `now_s` at which they came: how fast it reads is not the pool's latency. `notify` is called when
     something comes where nothing was, and must not raise.
     """
 
-    __slots__ = ("came", "notify", "unfinished")
+    __slots__ = ("came", "notify", "now_s", "unfinished")
 
-    def __init__(self, notify: Callable[[], None]) -> None:
+    def __init__(
+        self, notify: Callable[[], None], now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self.notify = notify
+        self.now_s = now_s
         #: nothing but `take` takes it away
-        self.came: list[tuple[Choice, TokenChunk | Exception | None]] = []
+        self.came: list[tuple[Choice, TokenChunk | Exception | None, float]] = []
         #: choices whose last piece has not been taken
         self.unfinished = 0
 
@@ -47,12 +52,12 @@ class Arrivals:
             return () if piece is None else (piece,)
         by_choice: dict[int, list[Piece]] = {}
         taken = 0
-        for choice, what in came[:JOINED_TOKENS_MAX]:
+        for choice, what, at_s in came[:JOINED_TOKENS_MAX]:
             is_end = what is None or isinstance(what, Exception)
             if by_choice and is_end and choice.outcome is UNFINISHED:
                 break  # what came before the failure still leaves
             taken += 1
-            piece = self._piece(choice, what)
+            piece = self._piece(choice, what, at_s)
             if piece is not None:
                 by_choice.setdefault(piece.choice, []).append(piece)
         # Pieces may have ended streams, whose ends have come meanwhile.
@@ -64,21 +69,23 @@ class Arrivals:
         matters: the choice's index, the token's id and the text. None: nothing is taken."""
         if len(self.came) != 1:
             return None
-        choice, what = self.came[0]
+        choice, what, at_s = self.came[0]
         if what is None or isinstance(what, Exception):
             return None
-        text = choice.plain_text(what)
+        text = choice.plain_text(what, at_s)
         if text is None:
             return None
         self.came.clear()
         return choice.index, what.token_id, text
 
-    def _piece(self, choice: Choice, what: TokenChunk | Exception | None) -> Piece | None:
+    def _piece(
+        self, choice: Choice, what: TokenChunk | Exception | None, at_s: float
+    ) -> Piece | None:
         if choice.outcome is not UNFINISHED:
             return None  # it has ended, or was given up: what comes yet changes nothing
         if what is None or isinstance(what, Exception):
             raise choice.cut_short(what)
-        piece = choice.piece_of(what)
+        piece = choice.piece_of(what, at_s)
         if piece is not None and piece.finish_reason is not None:
             self.unfinished -= 1
         return piece
@@ -98,7 +105,7 @@ class _Inlet:
 
     def take(self, what: TokenChunk | Exception | None) -> None:
         arrivals = self._arrivals
-        arrivals.came.append((self._choice, what))
+        arrivals.came.append((self._choice, what, arrivals.now_s()))
         if len(arrivals.came) == 1:
             arrivals.notify()
 

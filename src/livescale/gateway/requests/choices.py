@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -150,7 +149,6 @@ class Choice:
         "_is_first",
         "_is_plain",
         "_meter",
-        "_now_s",
         "_order",
         "_scanner",
         "_scored",
@@ -166,7 +164,6 @@ class Choice:
         order: ChoiceOrder,
         stream: backend.TokenStream,
         meter: TokenMeter,
-        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         rules = order.rules
         self.index = order.index
@@ -175,7 +172,6 @@ class Choice:
         self._order = order
         self._stream = stream
         self._meter = meter
-        self._now_s = now_s
         self._decoder = order.codec.decoder(rules.skips_special_tokens)
         self._scanner = StopScanner(rules.stops, rules.is_stop_shown) if rules.stops else None
         self._is_first = True
@@ -190,9 +186,9 @@ class Choice:
         #: from the second piece on: a token that ends nothing is one piece, of its text alone
         self._is_plain = False
 
-    def plain_text(self, chunk: backend.TokenChunk) -> str | None:
-        """The text that is complete with the next token, where that is all there is to its piece.
-        None: the token is taken by `piece_of`.
+    def plain_text(self, chunk: backend.TokenChunk, at_s: float) -> str | None:
+        """The text that is complete with the next token, which came at `at_s`, where that is all
+        there is to its piece. None: the token is taken by `piece_of`.
 
         What nearly all tokens are, in a fraction of the time.
         """
@@ -200,17 +196,17 @@ class Choice:
             return None
         meter = self._meter
         assert chunk.index == meter.tokens, f"{chunk} is not {meter.tokens}"
-        meter.token(self._now_s())
+        meter.token(at_s)
         return self._decoder.push(chunk.token_id)
 
-    def piece_of(self, chunk: backend.TokenChunk) -> Piece | None:
-        """The piece that is complete with the next token. None if the token's text is held: then
-        the token comes with the next piece.
+    def piece_of(self, chunk: backend.TokenChunk, at_s: float) -> Piece | None:
+        """The piece that is complete with the next token, which came at `at_s`. None if the token's
+        text is held: then the token comes with the next piece.
 
         Raises ApiError (500) if the token's embedding has values that are not finite.
         """
         assert chunk.index == self._meter.tokens, f"{chunk} is not {self._meter.tokens}"
-        self._meter.token(self._now_s())
+        self._meter.token(at_s)
         piece = self._piece(chunk)
         if piece is not None and piece.finish_reason is not None:
             self.outcome = piece.finish_reason.value

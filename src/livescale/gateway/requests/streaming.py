@@ -71,7 +71,7 @@ class Generation:
         self._terms = terms
         self._choices: list[Choice] = []
         self._has_come = asyncio.Event()
-        self._arrivals = Arrivals(self._has_come.set)
+        self._arrivals = Arrivals(self._has_come.set, terms.now_s)
         self._has_started = False
         self._has_ended = False
 
@@ -112,7 +112,7 @@ class Generation:
             streams = self._backend.submit([order.request for order in self._orders])
         for order, stream in zip(self._orders, streams, strict=True):
             meter = self._metrics.meter(model, len(order.request.prompt_ids), self._terms.arrived_s)
-            choice = Choice(order, stream, meter, self._terms.now_s)
+            choice = Choice(order, stream, meter)
             self._choices.append(choice)
             self._arrivals.add(choice, stream)
 
