@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import os
 import time
 from collections import Counter
@@ -22,9 +21,16 @@ from livescale.common.settings import ENVIRONMENT_PREFIX
 from livescale.config.model import RoleReplicas, RolesConfig
 from livescale.config.pool import PoolConfig
 from livescale.config.reading import add_flags, checked_model, given_flags, load_config
-from livescale.config.slo import SloAbsolute, SloRule, parse_slo
-from livescale.engine.files.make import make_model
-from livescale.lab.commands.demo_run import DemoRun, Played, TokenChecks
+from livescale.config.slo import SloRule, parse_slo
+from livescale.lab.commands.demo_run import DemoRun
+from livescale.lab.commands.scenario import (
+    SLO_MULTIPLE,
+    Played,
+    TokenChecks,
+    make_model_once,
+    measured_tokens_per_s,
+    slo_alone,
+)
 from livescale.load.traces import TraceRow, clip, upscale
 from livescale.report.comparison import comparison_table
 from livescale.report.html import write_html_report
@@ -32,20 +38,16 @@ from livescale.report.run.live_loads import live_text, load_stories
 from livescale.report.run.reported_run import ReportedRun
 from livescale.report.run.terminal import seconds, table
 from livescale.report.run_report import run_text
-from livescale.telemetry.history.reading import read_history
-from livescale.telemetry.record.record import read_record
-from livescale.values.units import NS_PER_MS, NS_PER_S
+from livescale.values.units import NS_PER_S
 
-_PRESET = "demo"
 # How long the pool may take to shrink again after the last request.
 _SHRINK_S = 30.0
 _SPLIT_SETTINGS: dict[str, object] = {"workers": 4, "hosts": 4, "sequences_max": 16}
 """Room for two more instances; and few places, so that decode is short of them, too."""
-_SPLIT_TRACE = "gamma:rate=3,cv=3,seconds={},input=1536,output=640"
+_SPLIT_TRACE = "gamma:rate=8,cv=3,seconds={},input=1536,output=640"
 """Bursts of requests with answers that are worth instances of their own."""
 # Where lengths must be clipped, this part of the model's limit is for the output.
 _OUTPUT_PART = 4
-_SLO_MULTIPLE = 5
 _BURST_PERCENT, _BURST_S = 150, 3
 """The burst of the demo's own trace is so much of what one instance computes, over so long: more
 than that one serves in time, and little enough for all of them."""
@@ -56,7 +58,7 @@ _DEFAULTS = {
     "port": "0",
     "placement": "spread, live part none",
     "record": "in --folder",
-    "slo": f"{_SLO_MULTIPLE}x alone",
+    "slo": f"{SLO_MULTIPLE}x alone",
     "scaling_policy": "slo, live part bounds",
     "queue_requests_max": "all requests",
 }
@@ -78,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     words = "Scale separate instances for prefill and decode, in place of both parts."
     add("--disaggregated", action="store_true", help=words)
-    add_load_arguments(parser, trace=None, seconds=30, divide_lengths=16)
+    add_load_arguments(parser, trace=None, seconds=12, divide_lengths=16)
     add(
         "--load-seconds",
         type=float,
@@ -116,13 +118,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         write_json(arguments.json, figures)
     return 0 if all(goods) else 1
-
-
-def make_model_once(directory: Path) -> None:
-    """The demos' model, where there is none."""
-    if not directory.exists():
-        print(f"making a model of about 100 MB in {directory} …", flush=True)
-        make_model(directory, _PRESET)
 
 
 class _Outcome(NamedTuple):
@@ -204,12 +199,9 @@ async def _slo(run: DemoRun, rows: Sequence[TraceRow], arguments: argparse.Names
     a bound that does not grow with the run's own delays. Raises UserError."""
     if "slo" in given_flags(arguments) or f"{ENVIRONMENT_PREFIX}SLO" in os.environ:
         return parse_slo(run.config.slo)
-    rate = await _tokens_per_s(Path(str(run.config.record)))
-    prompt_tokens = sum(row.input_tokens for row in rows) / max(len(rows), 1)
-    bound_ms = math.ceil(_SLO_MULTIPLE * prompt_tokens * 1000 / rate)
-    words = f"{_SLO_MULTIPLE} times that of a prompt of {prompt_tokens:.0f} tokens alone"
-    print(f"SLO: a TTFT of {bound_ms} ms, {words}", flush=True)
-    return SloAbsolute(bound_ms * NS_PER_MS)
+    record = Path(str(run.config.record))
+    await _tokens_per_s(record)
+    return slo_alone(rows, record)
 
 
 async def _fitting(run: DemoRun, rows: Sequence[TraceRow], seed: int) -> Sequence[TraceRow]:
@@ -316,9 +308,9 @@ async def _play_burst(
 async def _tokens_per_s(record: Path) -> int:
     """What the first instance measured, as soon as the record has it."""
     for _ in range(_LOOKS):
-        measured = read_history(read_record(record)).measured
-        if measured:
-            return measured[0].prefill_tokens_per_s
+        rate = measured_tokens_per_s(record)
+        if rate is not None:
+            return rate
         await asyncio.sleep(_LOOK_S)
     raise UserError("the pool did not say how many prompt tokens an instance can compute")
 

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -14,87 +13,21 @@ import msgspec
 
 from livescale.common.errors import UserError
 from livescale.config.pool import PoolConfig
-from livescale.config.slo import SloRule, percentile
-from livescale.lab.bench.base.token_checks import wrong_timed_tokens
+from livescale.config.slo import percentile
 from livescale.lab.client import replayer
+from livescale.lab.commands.scenario import Played, TokenChecks, checked_tokens
 from livescale.load.traces import TraceRow
-from livescale.report.run.reported_run import ReportedRun
-from livescale.report.run.summary import summarize
 from livescale.report.run.terminal import seconds
 from livescale.runtime.supervisor.supervisor import Pool, describe
-from livescale.telemetry.record.record import read_record, with_client_times, write_record
+from livescale.telemetry.record.record import write_record
 from livescale.telemetry.record.record_parts import RecordError
-from livescale.values.types import Manifest, Role
+from livescale.values.types import Role
 from livescale.values.units import NS_PER_S
 
 _DRAIN_S = 120
 _PROGRESS_S = 1.0
 _Instances = dict[tuple[str, str], int]
 """How many instances there are by role and state, where there are any."""
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """What a run left: the client's results, when its load began, and the record's place."""
-
-    results: list[replayer.ReplayResult]
-    started_ns: int
-    record: Path
-
-    def reported(self, name: str, trace: str, rule: SloRule, words: str) -> ReportedRun:
-        """The record joined with the client's times (they are written to it, too)."""
-        timings = [result.timing() for result in self.results]
-        figures = summarize(timings, rule)
-        lines = with_client_times(read_record(self.record), timings, figures.slo)
-        write_record(self.record, lines)
-        return ReportedRun(name, trace, lines, figures, self.started_ns, words, figures.slo)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenChecks:
-    """Tokens held `against` what must come: how many, and which were not that choice."""
-
-    against: str
-    tokens: int
-    wrong: int
-    near_ties: int = 0
-
-    def text(self) -> str:
-        return (
-            f"tokens    {self.tokens} checked against {self.against}, wrong: {self.wrong}"
-            f" (near ties: {self.near_ties})"
-        )
-
-    def as_json(self) -> dict[str, object]:
-        return {
-            "tokens": self.tokens,
-            "token_mismatches": self.wrong,
-            "near_ties": self.near_ties,
-        }
-
-
-def checked_tokens(
-    directory: Path, results: Sequence[replayer.ReplayResult], timed: Manifest | None
-) -> TokenChecks:
-    """Hold every token against one forward of the model in `directory`, as transformers computes
-    it; those that timed devices make up (for the manifest `timed`) against an executor that nothing
-    disturbs."""
-    answered = [(r.prompt_ids, r.token_ids) for r in results if r.token_ids]
-    against = "transformers" if timed is None else "a timed executor"
-    print(f"checking every token against {against} …", flush=True)
-    if timed is not None:
-        wrong = sum(wrong_timed_tokens(timed, answered))
-        return TokenChecks(against, sum(len(ids) for _, ids in answered), wrong)
-    # Imported here: torch takes a second, and the processes of the pool are gone by now.
-    from livescale.engine.oracle import GreedyOracle
-
-    checks = GreedyOracle(directory).check_many(answered)
-    return TokenChecks(
-        against,
-        sum(check.tokens for check in checks),
-        sum(len(check.wrong) for check in checks),
-        sum(check.near_ties for check in checks),
-    )
 
 
 class DemoRun:

@@ -19,24 +19,25 @@ import yaml
 from livescale.cli.loads import write_json
 from livescale.common.errors import UserError
 from livescale.config.pool import LINEAR_PREFIX
-from livescale.config.slo import parse_slo
 from livescale.engine.files.model_files import read_manifest
 from livescale.lab.client.replay_process import ReplayJob
-from livescale.lab.commands.demo import make_model_once
-from livescale.lab.commands.demo_run import TokenChecks, checked_tokens
 from livescale.lab.commands.hosts_demo_run import HTTP_PORT, HostsDemo, HostsStory
+from livescale.lab.commands.scenario import (
+    Played,
+    TokenChecks,
+    checked_tokens,
+    make_model_once,
+    slo_alone,
+)
 from livescale.lab.testbed.bed import Testbed
 from livescale.lab.testbed.spec import NetworkSpec, TestbedError, parse_rate
 from livescale.load.traces import TraceRow
 from livescale.report.html import write_html_report
 from livescale.report.run.reported_run import ReportedRun
-from livescale.report.run.summary import summarize
 from livescale.report.run_report import run_text
-from livescale.telemetry.record.record import read_record, with_client_times, write_record
 from livescale.values.units import NS_PER_S
 
 _HOSTS_MIN = 3
-_SLO = "5x-mean"
 PROMPT_TOKENS = 192
 OUTPUT_TOKENS = 64
 """Long enough that streams are under way when their host is lost."""
@@ -110,8 +111,9 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(f"{demo.record} is there already: choose another --folder")
         told = f"{len(bed.hosts)} hosts, links of {arguments.link}; {arguments.device} workers"
         print(f"{told}; logs, record and picture: {folder}", flush=True)
-        story = demo.play(arguments.model.absolute(), burst_job(arguments, arguments.seed))
-    return _judge(arguments, story, demo.record)
+        job = burst_job(arguments, arguments.seed)
+        story = demo.play(arguments.model.absolute(), job)
+    return _judge(arguments, job, story, demo.record)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
@@ -176,9 +178,11 @@ def burst_job(arguments: argparse.Namespace, seed: int) -> ReplayJob:
     return ReplayJob(url, arguments.model.name, rows, config["vocab_size"], seed)
 
 
-def _judge(arguments: argparse.Namespace, story: HostsStory, record: Path) -> int:
+def _judge(arguments: argparse.Namespace, job: ReplayJob, story: HostsStory, record: Path) -> int:
     """Check the tokens, tell, draw, and write the figures."""
-    run = _reported(story, record)
+    slo = slo_alone(job.rows, record)
+    played = Played(story.results, story.results[0].scheduled_ns, record)
+    run = played.reported("hosts", "a burst", slo, str(slo))
     is_timed = arguments.device == "timed"
     manifest = read_manifest(arguments.model, arguments.model.name) if is_timed else None
     checks = checked_tokens(arguments.model, story.results, manifest)
@@ -199,15 +203,6 @@ def _judge(arguments: argparse.Namespace, story: HostsStory, record: Path) -> in
     for problem in problems:
         print(f"not good: {problem}")
     return 1 if problems else 0
-
-
-def _reported(story: HostsStory, record: Path) -> ReportedRun:
-    timings = [result.timing() for result in story.results]
-    summary = summarize(timings, parse_slo(_SLO))
-    lines = with_client_times(read_record(record), timings, summary.slo)
-    write_record(record, lines)
-    began_ns = story.results[0].scheduled_ns
-    return ReportedRun("hosts", "a burst", lines, summary, began_ns, _SLO, summary.slo)
 
 
 def _figures(

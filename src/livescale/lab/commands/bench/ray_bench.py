@@ -15,8 +15,6 @@ from livescale.config.ray import NO_RAY, has_ray
 from livescale.engine.files.model_files import read_manifest
 from livescale.lab.commands.bench.bench_flags import Bench, finish
 from livescale.lab.commands.bench.ray_bench_run import LOSSES, LossStory, RayBenchRun, RayStory
-from livescale.lab.commands.demo import make_model_once
-from livescale.lab.commands.demo_run import TokenChecks, checked_tokens
 from livescale.lab.commands.hosts_demo import (
     PATIENCE_S,
     NoDemoError,
@@ -26,6 +24,7 @@ from livescale.lab.commands.hosts_demo import (
     emulated_hosts,
     pool_flags,
 )
+from livescale.lab.commands.scenario import TokenChecks, checked_tokens, make_model_once
 from livescale.lab.testbed.ray_cluster import RayCluster
 from livescale.lab.testbed.spec import TestbedError
 from livescale.values.units import NS_PER_S
