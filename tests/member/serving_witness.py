@@ -197,8 +197,9 @@ class ServingWitness(HoldingWitness):
     def _measures(self, seen: Seen) -> None:
         super()._measures(seen)
         if not seen.is_measured:
-            # Those of this very step came behind the last layer: they run after it is measured.
-            older = self.stays.keys() - self._submitted.keys()
+            # Those of this very step came behind the last layer: they run after it is measured. And
+            # those that a partner took in this step are its own.
+            older = self.stays.keys() - self._submitted.keys() - self._taken_by.keys()
             assert not older, "what is measured writes over the KV of these"
             assert seen.order.holding.plan not in self._had_work
 

@@ -102,6 +102,8 @@ MOVES = st.tuples(st.sampled_from(KINDS), PLACES, PLACES, st.booleans())
         ("submit", 0, 0, False),
     ]
 )
+# The last layer comes in the step in which a source takes all that no layer was run of.
+@example([("pair", 5, 0, False), ("layer", 3, 2, True)])
 # A source is gone, and its worker is another instance's second rank: that has no work to share.
 @example(
     [
