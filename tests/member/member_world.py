@@ -146,11 +146,12 @@ class Shell:
         while self.inbox and len(taken) < count and not _is_load(taken[-1:]):
             taken.append(self.inbox.popleft())
         inputs, self._own = self._own + taken, []
-        # What waits for the end of a Run in flight is seen when the Member absorbs it, and news of
-        # that Run are absorbed before.
-        of_run = [one for one in inputs if isinstance(one, RunEnded | LayersRan)]
-        later = [one for one in inputs if not isinstance(one, RunEnded | LayersRan)]
-        news = [*of_run, *self.member.waiting, *later]
+        # What waits for the end of a Run in flight, or for the executor, is seen when the Member
+        # absorbs it, and news of that Run or executor are absorbed before.
+        awaited = RunEnded | LayersRan | ExecutorReady
+        first = [one for one in inputs if isinstance(one, awaited)]
+        later = [one for one in inputs if not isinstance(one, awaited)]
+        news = [*first, *self.member.waiting, *later]
         self._contents = {n.content: n.size_bytes for n in news if isinstance(n, PeerSent)}
         now_ns = self._world.now_ns
         effects = self.member.step(now_ns, inputs, steps_max)

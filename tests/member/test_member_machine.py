@@ -104,6 +104,15 @@ MOVES = st.tuples(st.sampled_from(KINDS), PLACES, PLACES, st.booleans())
 )
 # The last layer comes in the step in which a source takes all that no layer was run of.
 @example([("pair", 5, 0, False), ("layer", 3, 2, True)])
+# A request, for what becomes an instance, comes while a Run of the one before is in flight.
+@example(
+    [
+        ("split", 3, 0, False),
+        ("keep", 0, 0, False),
+        ("wake", 0, 0, False),
+        ("submit", 1, 0, False),
+    ]
+)
 # A source is gone, and its worker is another instance's second rank: that has no work to share.
 @example(
     [
