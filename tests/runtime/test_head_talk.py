@@ -76,7 +76,7 @@ def test_what_joins_stays_connected_whatever_silence_the_pool_allows(
 
     async def stay(wire: Wire[Any], welcome: Welcome | GatewayWelcome) -> bool:
         try:
-            return await talk.until_farewell(wire)
+            return await talk.hold(wire, asyncio.Event().wait())
         finally:
             wire.close()
 

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -161,16 +161,10 @@ class Guest:
         self._wire = wire
         if self._is_leaving.is_set():
             wire.send(Farewell(1))
-        listening = asyncio.create_task(self._talk.until_farewell(wire))
-        leaving = asyncio.create_task(self._has_left())
-        parts: set[asyncio.Future[Any]] = {listening, leaving}
         try:
-            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-            return leaving.done() or listening.result()
+            return await self._talk.hold(wire, self._has_left())
         finally:
             self._wire = None
-            for task in (listening, leaving):
-                task.cancel()
             wire.close()
 
     def _open(self, welcome: Welcome) -> _RunningMember:

@@ -10,9 +10,9 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from livescale.common.errors import UserError
 from livescale.config.pool import PoolConfig
@@ -91,17 +91,37 @@ class HeadTalk(Generic[AnyWelcome]):
             if watching is not None:
                 watching.cancel()
 
-    async def until_farewell(self, wire: Wire[ToHost]) -> bool:
-        """Whether the controller lets this side go, or the wire ends without a word. After the
-        former it stays open: as long as it is, this side is there."""
+    async def hold(
+        self,
+        wire: Wire[ToHost],
+        leaving: Coroutine[Any, Any, object],
+        failure: asyncio.Future[None] | None = None,
+    ) -> bool:
+        """True when this side is to end: the controller has let it go, or `leaving` is over. False
+        if the wire ended before. Raises what `failure` is set to. The wire stays open: as long as
+        it is, this side is there."""
+        tasks = [asyncio.create_task(self._has_farewell(wire)), asyncio.create_task(leaving)]
+        parts: list[asyncio.Future[Any]] = [*tasks, *([] if failure is None else [failure])]
+        try:
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            if failure is not None and failure.done():
+                failure.result()
+            listening, left = tasks
+            return left.done() or bool(listening.result())
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    # -- helpers, in the order used -------------------------------------------------------------
+
+    async def _has_farewell(self, wire: Wire[ToHost]) -> bool:
+        """Whether the controller lets this side go, or the wire ends without a word."""
         while (message := await wire.receive()) is not None:
             if isinstance(message, Farewell):
                 return True
             if isinstance(message, RevokedMembers) and self._access.tls is not None:
                 self._access.tls.keep(message.listed)
         return False
-
-    # -- helpers, in the order used -------------------------------------------------------------
 
     async def _talk(
         self,

@@ -111,14 +111,8 @@ class JoinedGateway:
         """Until the wire ends; True if this gateway is to end. Raises UserError where it cannot
         run."""
         await self._take(welcome)
-        listening = asyncio.create_task(self._talk.until_farewell(wire))
-        leaving = asyncio.create_task(self._is_leaving.wait())
-        parts: set[asyncio.Future[Any]] = {listening, leaving, self._failure}
         try:
-            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-            if self._failure.done():
-                self._failure.result()
-            is_over = leaving.done() or listening.result()
+            is_over = await self._talk.hold(wire, self._is_leaving.wait(), self._failure)
             if is_over:
                 # The supervisor's own copy must close, too, or clients could still connect.
                 self._gateways.port.close()
@@ -126,8 +120,6 @@ class JoinedGateway:
                 wire.send(Farewell())
             return is_over
         finally:
-            for task in (listening, leaving):
-                task.cancel()
             wire.close()
 
     async def _take(self, welcome: GatewayWelcome) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -148,18 +147,11 @@ class JoinedHost:
         self._wire = wire
         if self._is_leaving.is_set():
             wire.send(self._farewell())
-        listening = asyncio.create_task(self._talk.until_farewell(wire))
-        leaving = asyncio.create_task(self._has_left(welcome.pool.drain_timeout_s))
-        parts: set[asyncio.Future[Any]] = {listening, leaving, self._running.failure}
         try:
-            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-            if self._running.failure.done():
-                self._running.failure.result()
-            return leaving.done() or listening.result()
+            has_left = self._has_left(welcome.pool.drain_timeout_s)
+            return await self._talk.hold(wire, has_left, self._running.failure)
         finally:
             self._wire = None
-            for task in (listening, leaving):
-                task.cancel()
             wire.close()
 
     def _farewell(self) -> Farewell:
