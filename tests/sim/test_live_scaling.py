@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import random
 import subprocess
@@ -309,3 +310,40 @@ def test_both_learn_that_a_line_broke_before_anything_comes_over_the_next_one(
     for ref in (one, other):
         numbers = [number for who, number in told if who == ref and number is not None]
         assert numbers == sorted(set(numbers))
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5 * MIB)), max_size=20),
+    delays=st.randoms(use_true_random=False),
+    times_ms=st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(0, 20)),
+)
+def test_who_was_given_up_while_it_was_silent_learns_that_its_connections_were_closed(
+    sizes: list[tuple[int, int]], delays: random.Random, times_ms: tuple[int, int, int]
+) -> None:
+    """It lives on, and is met again: what it left with others is known on both sides to be over."""
+    clock = Clock()
+    refs = [WorkerRef(number) for number in range(4)]
+    topology = Topology(devices={ref: make_device(1 << 30) for ref in refs})
+    serving = Transfers(clock, topology, TransferTimes(1, 1)).moves.serving
+    link = LiveLink(clock, serving, Late(delays, clock), lambda *_: None)
+    ears = {ref: Ear(clock) for ref in refs}
+    for ref, ear in ears.items():
+        link.join(ref, ear.put)
+    silent = refs[3]
+    for number, (receiver, size_bytes) in enumerate(sizes):
+        kv = TellPeer(refs[receiver], KvLayer(BatchKey(1, 1), number), size_bytes=size_bytes)
+        link.send(silent, kv)
+    held_ms, given_up_ms, on_ms = itertools.accumulate(times_ms)
+    clock.at(held_ms * MS, lambda: link.hold(silent))
+    clock.at(given_up_ms * MS, lambda: link.leave(silent))
+    clock.at(on_ms * MS, lambda: link.go_on(silent))
+    clock.at((on_ms + 1) * MS, lambda: link.join(silent, ears[silent].put))
+    late = TellPeer(refs[0], KvLayer(BatchKey(1, 1), len(sizes)))
+    clock.at((on_ms + 2) * MS, lambda: link.send(silent, late))
+    while clock.run_next():
+        pass
+    talked = {refs[receiver] for receiver, _ in sizes}
+    assert sorted(ears[silent].lost) == sorted(talked)
+    assert all(ears[ref].lost == ([silent] if ref in talked else []) for ref in refs[:3])
+    assert all(at <= given_up_ms * MS for ear in ears.values() for at, _ in ear.received[:-1])
+    assert ears[refs[0]].received[-1][1] == late.message

@@ -2,8 +2,9 @@
 
 Their bytes cross links as serving traffic (`serving_traffic.py`); from one worker to another they
 stay in order. What is under way from or to a worker that dies is lost, and those that
-talked to that worker get news of the loss; and so it is with two workers whose line breaks. Nothing
-is decided here.
+talked to that worker get news of the loss; and so it is with two workers whose line breaks. One
+that was given up while it was silent, and lives on, learns that its connections were closed.
+Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class LiveLink:
         #: silent workers, and what has come from or for any of them
         self._silent: dict[WorkerRef, None] = {}
         self._held: list[tuple[WorkerRef, TellPeer, int]] = []
+        #: workers that were given up while they were silent, with those that they had talked to
+        self._given_up: dict[WorkerRef, tuple[Put, tuple[WorkerRef, ...]]] = {}
         #: of two workers whose line broke: how often, and when they reach one another again
         self._breaks: dict[frozenset[WorkerRef], tuple[int, int]] = {}
         #: of how many of these breaks the first has learned
@@ -67,20 +70,29 @@ class LiveLink:
 
     def join(self, worker: WorkerRef, put: Put) -> None:
         """The worker, which is in the topology, can be reached from now on."""
+        self._given_up.pop(worker, None)
         self._living[worker] = put
 
     def leave(self, worker: WorkerRef) -> None:
         """The worker died, or was given up."""
-        if self._living.pop(worker, None) is None:
+        put = self._living.pop(worker, None)
+        if put is None:
             return
         self._serving.gone(worker)
-        for other in self._known.pop(worker, {}):
+        others = self._known.pop(worker, {})
+        if worker in self._silent:
+            self._given_up[worker] = put, tuple(others)
+        for other in others:
             self._known.get(other, {}).pop(worker, None)
             self._clock.after(self._delay_ns(), partial(self._tell_lost, other, worker))
 
     def send(self, sender: WorkerRef, sent: TellPeer) -> None:
         """Queue a message behind those that the sender has sent the same peer before."""
         receiver = sent.peer
+        if sender in self._given_up:
+            put, _ = self._given_up[sender]
+            self._clock.after(self._delay_ns(), partial(put, PeerLost(receiver)))
+            return
         if sender not in self._living:
             return
         if receiver not in self._living:
@@ -107,6 +119,10 @@ class LiveLink:
         held, self._held = self._held, []
         for sender, sent, number in held:
             self._arrive(sender, sent, number)
+        if worker in self._given_up:
+            put, others = self._given_up[worker]
+            for other in others:
+                put(PeerLost(other))
 
     def free_ns(self, sender: WorkerRef) -> int:
         """Since when nothing of the worker is under way; now, if something is, or if it is
