@@ -100,16 +100,18 @@ class HeadTalk(Generic[AnyWelcome]):
         """True when this side is to end: the controller has let it go, or `leaving` is over. False
         if the wire ended before. Raises what `failure` is set to. The wire stays open: as long as
         it is, this side is there."""
-        tasks = [asyncio.create_task(self._has_farewell(wire)), asyncio.create_task(leaving)]
-        parts: list[asyncio.Future[Any]] = [*tasks, *([] if failure is None else [failure])]
+        listening = asyncio.create_task(self._has_farewell(wire))
+        left = asyncio.create_task(leaving)
+        parts: list[asyncio.Future[Any]] = [listening, left]
+        if failure is not None:
+            parts.append(failure)
         try:
             await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             if failure is not None and failure.done():
                 failure.result()
-            listening, left = tasks
-            return left.done() or bool(listening.result())
+            return left.done() or listening.result()
         finally:
-            for task in tasks:
+            for task in (listening, left):
                 task.cancel()
 
     # -- helpers, in the order used -------------------------------------------------------------
