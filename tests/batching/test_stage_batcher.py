@@ -117,6 +117,42 @@ def test_members_that_come_and_go_work_for_who_wants_them(
         assert one.batcher.pool.used == (BLOCKS if number in (1, 4) else 0), number
 
 
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=8), st.data())
+def test_no_request_waits_for_a_way_that_is_there(
+    turns: list[tuple[bool, bool]], data: st.DataObject
+) -> None:
+    """A member is exchanged for another one and back, while requests go through it or wait."""
+    line, members = Line(), [3]
+    line.order([pipeline(5, 1, members)])
+    for number, (swaps, asks) in enumerate(turns):
+        while line.busy and data.draw(st.booleans()):
+            line.deliver(data.draw(st.sampled_from(line.busy)))
+        members = [4] if swaps else [3]
+        line.order([pipeline(5, 1, members)])
+        if asks:
+            line.at[1].add(spec(f"r{number}"))
+    while line.busy:
+        line.deliver(data.draw(st.sampled_from(line.busy)))
+    line.order([pipeline(5, 1, members)])
+    line.rest()
+    assert line.at[1].requests() == []
+
+
+def test_a_member_that_was_leaving_and_stays_after_all_takes_what_waited_meanwhile() -> None:
+    """It was not told, as when a new controller has not met it yet: it grants no blocks anew."""
+    line = Line()
+    line.order([pipeline(5, 1, [3])])
+    line.rest()
+    line.at[1].add(spec("through it"))
+    for member in (4, 3):
+        line.wires[0, 1].append([pipeline(5, 1, [member])])
+        line.deliver((0, 1))
+        line.at[1].add(spec(f"while {member} is a member"))
+    line.rest()
+    assert line.at[1].requests() == []
+    assert line.at[1].take_returned() == []
+
+
 def test_a_request_that_the_quota_can_never_hold_goes_back_and_is_refused_then() -> None:
     """Before the quota comes, the leader does not know how long a request may be."""
     line = Line()

@@ -121,6 +121,11 @@ class StageLead:
             blocks = min(self._quotas.values())
             config = replace(self.config, kv_blocks=blocks)
             self.batcher = Batcher(config, self.span, runs_max=_RUNS_MAX, pick=self._pick)
+        return self.begin_early()
+
+    def begin_early(self) -> list[SequenceSpec]:
+        """Requests that waited for a way have one, if there is one now. Returns those that its
+        quotas can never hold."""
         if not self._ways():
             return []
         return [spec for spec in self.take_early() if not self.add(spec)]

@@ -107,6 +107,8 @@ class StageLeads:
             for partner in lead.follow(pipeline):
                 if partner.instance != self._instance:
                     self._tell(partner, Known(lead.lead, lead.stay(partner.instance)))
+            # One that was leaving and stays after all keeps its blocks, and grants none anew.
+            self.returned += [(spec.request, spec.attempt) for spec in lead.begin_early()]
         numbers = [pipeline.number for pipeline in led]
         for number, lead in self._leads.items():
             lead.is_ending = number not in numbers
