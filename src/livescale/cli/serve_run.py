@@ -11,11 +11,12 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Protocol
 
 from livescale.cli.serve_display import ServeDisplay
 from livescale.common.addresses import is_loopback
+from livescale.common.stopping import unless_stopped
 from livescale.config.pool import PoolConfig
 from livescale.runtime.layout.pool_layout import PoolLayout
 from livescale.runtime.supervisor.supervisor import Pool, describe
@@ -64,8 +65,9 @@ async def serve(
     async with contextlib.AsyncExitStack() as stack:
         if hosts is not None:
             await stack.enter_async_context(hosts)
-        stop = asyncio.create_task(interrupted.wait())
-        if await _begun(stack.enter_async_context(pool), stop):
+        # A first start compiles kernels for minutes.
+        if await unless_stopped(stack.enter_async_context(pool), interrupted):
+            stop = asyncio.create_task(interrupted.wait())
             ready = asyncio.create_task(pool.ready())
             await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
@@ -82,19 +84,6 @@ async def serve(
             hosts.let_go()
     print("stopped")
     return 0
-
-
-async def _begun(beginning: Coroutine[object, object, object], stop: asyncio.Task[object]) -> bool:
-    """False if the stop came before the pool had all its processes: they are gone again. A first
-    start compiles kernels, for which nobody waits who stops."""
-    task = asyncio.create_task(beginning)
-    await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-    task.cancel()
-    await asyncio.wait({task})
-    if task.cancelled():
-        return False
-    task.result()
-    return True
 
 
 def first_request(config: PoolConfig, base_url: str) -> str:

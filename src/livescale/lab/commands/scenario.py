@@ -40,12 +40,18 @@ def measured_tokens_per_s(record: Path) -> int | None:
     return measured[0].prefill_tokens_per_s if measured else None
 
 
-def slo_alone(rows: Sequence[TraceRow], record: Path) -> SloAbsolute:
-    """A TTFT of SLO_MULTIPLE times that of a mean prompt that nothing waits with. Raises UserError
-    if no instance has measured what it computes."""
+def tokens_per_s(record: Path) -> int:
+    """The same. Raises UserError if no instance has measured it."""
     rate = measured_tokens_per_s(record)
     if rate is None:
         raise UserError("the pool did not say how many prompt tokens an instance can compute")
+    return rate
+
+
+def slo_alone(rows: Sequence[TraceRow], record: Path) -> SloAbsolute:
+    """A TTFT of SLO_MULTIPLE times that of a mean prompt that nothing waits with. Raises UserError
+    if no instance has measured what it computes."""
+    rate = tokens_per_s(record)
     prompt_tokens = sum(row.input_tokens for row in rows) / max(len(rows), 1)
     bound_ms = math.ceil(SLO_MULTIPLE * prompt_tokens * 1000 / rate)
     words = f"{SLO_MULTIPLE} times that of a prompt of {prompt_tokens:.0f} tokens alone"

@@ -133,7 +133,7 @@ class _Server:
         return pid, pidfd
 
     def _undo(self, pid: int) -> None:
-        """Nobody could see the end of this child."""
+        """The end of this child could not be seen."""
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         for pidfd in [fd for fd, (_, known) in self._children.items() if known == pid]:

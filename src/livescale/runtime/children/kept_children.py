@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from livescale.common.stopping import unless_stopped
 from livescale.config.pool import PoolConfig
 from livescale.runtime.children.pool_process import Child, watch_children
 from livescale.runtime.children.restarts import Restarts, give_up_reason
@@ -19,7 +20,7 @@ from livescale.runtime.wire.boot import Status
 from livescale.runtime.wire.news import News
 
 _log = logging.getLogger(__name__)
-# What a process has to end that began while the children were let go: it has served nobody yet.
+# What a process has to end that began while the children were let go: it has served no request yet.
 _LATE_END_S = 5.0
 
 
@@ -118,17 +119,10 @@ class KeptChildren:
         any other: memory, descriptors or the interpreter may be back later."""
         if self._stopping.is_set():
             return False
-        starting = asyncio.create_task(child.start(self._config))
-        letting_go = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait((starting, letting_go), return_when=asyncio.FIRST_COMPLETED)
-        # A fork server may take minutes, for which nobody waits who stops.
-        letting_go.cancel()
-        starting.cancel()
-        await asyncio.wait((starting,))
-        if starting.cancelled():
-            return False
         try:
-            starting.result()
+            # A fork server may take minutes, and a stop does not wait for it.
+            if not await unless_stopped(child.start(self._config), self._stopping):
+                return False
         except OSError as error:
             child.restarts.could_not_begin(f"{type(error).__name__}: {error}")
             return False

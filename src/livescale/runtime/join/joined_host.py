@@ -184,7 +184,7 @@ class _RunningHost:
         )
 
     def begin(self) -> None:
-        """Start the processes, for which nobody waits: at first that takes minutes, in which this
+        """Start the processes without a wait: at first that takes minutes, in which this
         host may be told to leave."""
         self._starting = asyncio.create_task(self.supervisor.start())
         self._starting.add_done_callback(self._has_started)
