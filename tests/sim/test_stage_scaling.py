@@ -126,6 +126,16 @@ def test_lost_workers_and_controllers_change_nothing_for_requests(seed: int) -> 
     assert run.requests == len(burst(((0.9, 6),)))
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_lines_between_the_only_instances_that_break_keep_no_request_for_ever(seed: int) -> None:
+    """No other way is there: the same two workers try again."""
+    config = stage_world(StagesByQueue(replicas_total=3), workers=3, stages=3, factor=1.0)
+    late = {"late_permille": 100, "late_ns_max": 500 * MS}
+    faults = FaultConfig(line_loss_permille=30, until_ns=8_000 * MS, **late)
+    rows = burst(((0.3, 8),))
+    assert play(replace(config, faults=faults), rows, SLO_NS, seed).requests == len(rows)
+
+
 def test_the_checker_sees_a_sum_beyond_the_total() -> None:
     """The first stage's policy is the line's; what others allow is checked, too."""
     config = stage_world(StagesByQueue(replicas_total=9), workers=20)

@@ -121,7 +121,7 @@ class Controller:
             events.RequestEnded: self.attempts.ended,
             events.BatchTaken: self._batch_taken,
             events.KvTaken: news.kv_taken,
-            events.TeamBroke: lambda e, ns: self.pipelines.broke(e) or self.teams.broke(e, ns),
+            events.TeamBroke: lambda e, ns: self.pipelines.broke(e, ns) or self.teams.broke(e, ns),
             events.InstanceReported: news.reported,
             events.LiveStarted: news.live_started,
             events.RoleChanged: news.role_changed,
@@ -195,7 +195,7 @@ class Controller:
             self._commands += self.teams.decide()
             self._commands += self.leaving.decide()
             self._commands += self.scaling.decide(self._now_ns, self.config.wall_ns, self.models)
-            self._commands += self.pipelines.decide()
+            self._commands += self.pipelines.decide(self._now_ns)
         waiting = [self.models[part.model] for part in self.router.parts_waiting()]
         for model in sorted(waiting, key=lambda model: model.number):
             self._dispatch(model.entry)
@@ -261,6 +261,7 @@ class Controller:
             self._membership.settled_at_ns or 0,
             self.fleet.hopeless_from_ns() or 0,
             self.attempts.deadline_ns(self._now_ns) or 0,
+            self.pipelines.deadline_ns() or 0,
         ]
         asked = (self.wishes.deadline_ns, self.host_copies.deadline_ns, self.guests.deadline_ns)
         deadlines += [deadline_ns() or 0 for deadline_ns in asked]

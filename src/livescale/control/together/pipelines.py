@@ -8,8 +8,9 @@ enough: requests have KV there.
 
 from __future__ import annotations
 
+import collections
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -23,6 +24,19 @@ from livescale.values.types import InstanceId, InstanceState, LayerSpan, WorkerR
 
 _PIPELINES_MAX = 1_000_000
 """Of one life of the controller, so that a later life's numbers are higher."""
+
+
+class _Apart:
+    """Of two living workers that did not reach one another: how often, and until when no pipeline
+    goes from one to the other. Then they may try again: there may be no other way."""
+
+    def __init__(self) -> None:
+        self.breaks = 0
+        self.until_ns = 0
+
+    def broke(self, now_ns: int, pause_ns: int, pause_ns_max: int) -> None:
+        self.breaks += 1
+        self.until_ns = now_ns + min(pause_ns << min(self.breaks - 1, 32), pause_ns_max)
 
 
 def share_evenly(
@@ -59,34 +73,38 @@ class Pipelines:
     def __init__(self, known: PoolKnowledge) -> None:
         self._states = known.models
         self._fleet = known.fleet
+        self._config = known.config
         self._number = known.config.epoch * _PIPELINES_MAX
         self._version = -1
-        #: pipelines whose leaders have lost a member that may be there
+        #: when it decided last
+        self._decided_ns = 0
+        #: pipelines whose leaders have lost a member that may be there, or a way between two
         self._broken: dict[int, None] = {}
         #: living workers that did not reach one another
-        self._apart: dict[frozenset[WorkerRef], None] = {}
+        self._apart: dict[frozenset[WorkerRef], _Apart] = {}
 
-    def broke(self, event: TeamBroke) -> bool:
+    def broke(self, event: TeamBroke, now_ns: int) -> bool:
         """A leader gave requests back that went through a member which it does not reach. False if
         the pipeline is not known."""
         instance = self._fleet.instances.get(event.instance)
         known = instance.duty.pipelines if instance is not None else ()
         if all(pipeline.number != event.team for pipeline in known):
             return False
-        if event.between is None:
-            self._broken[event.team] = None
-        else:
-            self._apart[frozenset(event.between)] = None
-            self._version = -1
+        self._broken[event.team] = None
+        if event.between is not None:
+            apart = self._apart.setdefault(frozenset(event.between), _Apart())
+            apart.broke(now_ns, self._config.load_retry_ns, self._config.load_retry_ns_max)
         return True
 
-    def decide(self) -> list[ChangeDuty]:
+    def decide(self, now_ns: int) -> list[ChangeDuty]:
         """Changes of what instances of stages are in."""
-        if self._version == self._fleet.version and not self._broken:
+        is_over = any(self._decided_ns < apart.until_ns <= now_ns for apart in self._apart.values())
+        if self._version == self._fleet.version and not self._broken and not is_over:
             return []
         self._version = self._fleet.version
+        self._decided_ns = now_ns
         is_alive = self._fleet.is_alive
-        self._apart = {pair: None for pair in self._apart if all(map(is_alive, sorted(pair)))}
+        self._apart = {p: apart for p, apart in self._apart.items() if all(map(is_alive, p))}
         models: dict[str, list[ModelState]] = {}
         for state in self._states.values():
             if state.spec.stage is not None:
@@ -96,6 +114,11 @@ class Pipelines:
             orders += self._decide(sorted(models[name], key=_number_of))
         self._broken = {}
         return orders
+
+    def deadline_ns(self) -> int | None:
+        """When workers that did not reach one another may next try again."""
+        later = (a.until_ns for a in self._apart.values() if a.until_ns > self._decided_ns)
+        return min(later, default=None)
 
     def routes(self, state: PartState, routes: list[Route]) -> list[Route]:
         """To instances that lead pipelines, whose members have each something to do. Models without
@@ -141,61 +164,78 @@ class Pipelines:
         """One for each leader that reaches an instance of each later stage."""
         leaders = serving[0]
         before = {leader.id: led for leader in leaders if (led := _led(leader)) is not None}
-        members = [self._members(leaders, stage, before) for stage in serving[1:]]
-        readers = [
-            {i.id: sum(i in own for own in of.values()) for i in stage}
-            for of, stage in zip(members, serving[1:], strict=True)
-        ]
+        later = [_members(leaders, stage, before) for stage in serving[1:]]
+        of_leader = {
+            leader.id: self._reached([[leader], *(of[leader.id] for of in later)])
+            for leader in leaders
+        }
+        readers = collections.Counter(
+            i.id for stages in of_leader.values() for stage in stages[1:] for i in stage
+        )
         found = []
         for leader in leaders:
-            stages = [[leader], *(of[leader.id] for of in members)]
+            stages = of_leader[leader.id]
             if not all(stages):
                 continue
-            later = zip(readers, stages[1:], strict=True)
-            shares = max((read[i.id] for read, own in later for i in own), default=1)
-            known = before.get(leader.id)
-            is_kept = known is not None and known.shares == shares
-            if is_kept and known is not None and known.number not in self._broken:
-                number = known.number
-            else:
-                self._number += 1
-                number = self._number
+            shares = max((readers[i.id] for stage in stages[1:] for i in stage), default=1)
             ways = tuple(
                 tuple(TeamMember(i.partner, span) for i in stage)
                 for stage, span in zip(stages, spans, strict=True)
             )
-            found.append(Pipeline(number, ways, shares))
+            found.append(self._numbered(ways, shares, before.get(leader.id)))
         return found
 
-    def _members(
+    def _numbered(
         self,
-        leaders: Sequence[Instance],
-        stage: Sequence[Instance],
-        before: Mapping[InstanceId, Pipeline],
-    ) -> dict[InstanceId, list[Instance]]:
-        """By leader, its instances of a later stage."""
-        own = {i.id: i for i in stage}
-        pairs = [
-            (leader, member.partner.instance)
-            for leader, pipeline in before.items()
-            for member in pipeline.members
-            if member.partner.instance in own
-        ]
-        ids = [leader.id for leader in leaders]
-        if len(stage) >= len(leaders):
-            shared = share_evenly([*own], ids, {member: leader for leader, member in pairs})
-            found = {leader: [own[i] for i in own if shared[i] == leader] for leader in ids}
-        else:
-            shared = share_evenly(ids, [*own], dict(pairs))
-            found = {leader: [own[shared[leader]]] for leader in ids}
-        return {leader.id: self._reached(leader, found[leader.id]) for leader in leaders}
+        stages: tuple[tuple[TeamMember, ...], ...],
+        shares: int,
+        before: Pipeline | None,
+    ) -> Pipeline:
+        """With other members a pipeline goes on. If it broke and has the same ones, it is a new
+        one: else its leader would not be told of what it has lost again."""
+        if before is not None and before.shares == shares:
+            number = before.number
+            if number not in self._broken or before.stages != stages:
+                return Pipeline(number, stages, shares)
+        self._number += 1
+        return Pipeline(self._number, stages, shares)
 
-    def _reached(self, leader: Instance, members: Iterable[Instance]) -> list[Instance]:
-        return [
-            member
-            for member in members
-            if frozenset((leader.worker, member.worker)) not in self._apart
-        ]
+    def _reached(self, stages: Sequence[Sequence[Instance]]) -> list[list[Instance]]:
+        """Without one of any two that are apart: where more are left, else of the later stage."""
+        left = [list(stage) for stage in stages]
+        pairs = itertools.combinations(enumerate(stages), 2) if self._apart else ()
+        for (number, stage), (later_number, later_stage) in pairs:
+            earlier, later = left[number], left[later_number]
+            for one, other in itertools.product(stage, later_stage):
+                if one in earlier and other in later and self._is_apart(one, other):
+                    if len(earlier) > len(later):
+                        earlier.remove(one)
+                    else:
+                        later.remove(other)
+        return left
+
+    def _is_apart(self, one: Instance, other: Instance) -> bool:
+        apart = self._apart.get(frozenset((one.worker, other.worker)))
+        return apart is not None and self._decided_ns < apart.until_ns
+
+
+def _members(
+    leaders: Sequence[Instance], stage: Sequence[Instance], before: Mapping[InstanceId, Pipeline]
+) -> dict[InstanceId, list[Instance]]:
+    """By leader, its instances of a later stage."""
+    own = {i.id: i for i in stage}
+    pairs = [
+        (leader, member.partner.instance)
+        for leader, pipeline in before.items()
+        for member in pipeline.members
+        if member.partner.instance in own
+    ]
+    ids = [leader.id for leader in leaders]
+    if len(stage) >= len(leaders):
+        shared = share_evenly([*own], ids, {member: leader for leader, member in pairs})
+        return {leader: [own[i] for i in own if shared[i] == leader] for leader in ids}
+    shared = share_evenly(ids, [*own], dict(pairs))
+    return {leader: [own[shared[leader]]] for leader in ids}
 
 
 def _led(instance: Instance) -> Pipeline | None:

@@ -90,8 +90,7 @@ class LiveLink:
         """Queue a message behind those that the sender has sent the same peer before."""
         receiver = sent.peer
         if sender in self._given_up:
-            put, _ = self._given_up[sender]
-            self._clock.after(self._delay_ns(), partial(put, PeerLost(receiver)))
+            self._clock.after(self._delay_ns(), partial(self._tell_given_up, sender, receiver))
             return
         if sender not in self._living:
             return
@@ -120,9 +119,8 @@ class LiveLink:
         for sender, sent, number in held:
             self._arrive(sender, sent, number)
         if worker in self._given_up:
-            put, others = self._given_up[worker]
-            for other in others:
-                put(PeerLost(other))
+            for other in self._given_up[worker][1]:
+                self._tell_given_up(worker, other)
 
     def free_ns(self, sender: WorkerRef) -> int:
         """Since when nothing of the worker is under way; now, if something is, or if it is
@@ -187,3 +185,8 @@ class LiveLink:
     def _tell_lost(self, worker: WorkerRef, lost: WorkerRef) -> None:
         if worker in self._living:
             self._living[worker](PeerLost(lost))
+
+    def _tell_given_up(self, worker: WorkerRef, lost: WorkerRef) -> None:
+        """Not once it has joined anew: its connections are others then."""
+        if worker in self._given_up:
+            self._given_up[worker][0](PeerLost(lost))
