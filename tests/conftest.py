@@ -13,6 +13,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# The first import on a machine asks a process for the fonts, which no deterministic test may do.
+import matplotlib.font_manager  # noqa: F401
 import pytest
 from filelock import FileLock
 from hypothesis import settings

@@ -17,7 +17,7 @@ from livescale.control.scaling.stage_lines import StageLines
 from livescale.control.state.model_state import ModelState, PartState
 from livescale.messages.commands import ScaleDecided
 from livescale.values.stages import stage_name
-from livescale.values.types import Part
+from livescale.values.types import Part, WorkerRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +203,16 @@ class Wishes:
 
     def _kv_tokens_per_s(self, model: ModelState) -> int | None:
         """What the link between a prefill and a decode instance carries (None: not known)."""
-        workers = [i.worker for part in model.parts for i in self._fleet.of_part(part.part)[:1]]
-        if len(workers) < len(model.parts):
+        sender, receiver = (self._worker_of(state.part) for state in model.parts)
+        if sender is None or receiver is None:
             return None
-        rate = self._planning.cluster.link_bytes_per_s(workers[0], workers[1])
+        rate = self._planning.cluster.link_bytes_per_s(sender, receiver)
         return rate // max(model.spec.kv_bytes_per_token, 1) if rate is not None else None
+
+    def _worker_of(self, part: Part) -> WorkerRef | None:
+        """One that gets requests of the part. (Released instances may have lost theirs.)"""
+        workers = (instance.worker for instance in self._fleet.of_part(part))
+        return next(filter(self._fleet.is_alive, workers), None)
 
     def _idle_spares(self, model: str) -> int:
         """Warm spares that could be instances at once."""
