@@ -25,7 +25,8 @@ NOT_SETTINGS = {
 NOT_SETTINGS_OF_WORLDS = {
     *("controller", "devices", "latency", "cores", "hosts", "kv_blocks", "block_tokens"),
     *("changes",),
-    *("load_ns", "group_setup_ns", "resident_bytes", "grace_ns", "faults", "coalesces", "stays"),
+    *("load_ns", "group_setup_ns", "resident_bytes", "grace_ns", "faults", "coalesces"),
+    *("stays", "demand"),
     *("queue_requests_max", "queue_prompt_tokens_max", "queue_timeout_ns", "client_weights"),
     *("gateways",),
     *("step_gap_ns", "message_delay_ns", "report_gap_ns", "holder_wait_ns", "stall_ns"),

@@ -24,7 +24,9 @@ from livescale.batching.runs.sequence import SequenceState
 from livescale.common.fair_line import FairLine
 from livescale.control import controller as controller_module
 from livescale.control.cluster.departures import Departures
+from livescale.control.cluster.host_ledger import HostLedger
 from livescale.control.cluster.liveness import SilenceWatch
+from livescale.control.cluster.wanted_hosts import WantedHosts
 from livescale.control.controller import Controller
 from livescale.control.multicast import chain
 from livescale.control.multicast import repair as repair_module
@@ -595,6 +597,29 @@ def lost_gateways_take_the_requests_of_others(patch: pytest.MonkeyPatch) -> None
     patch.setattr(Attempts, "gateway_lost", broken)
 
 
+def hosts_that_nothing_needs_are_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WantedHosts, "_idle", lambda self, now_ns, claims: ())
+
+
+def hosts_that_are_needed_are_given_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Controller, "busy_workers", lambda self: ())
+
+
+def nobody_says_that_workers_are_lacking(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Controller, "lacking_workers", lambda self: 0)
+
+
+def hosts_that_come_again_begin_with_their_first_lives(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HostLedger, "_again", lambda self, known, workers: known.numbers)
+
+
+def hosts_that_left_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    def broken(self: HostLedger, name: str) -> None:
+        del self._entries[name]
+
+    patch.setattr(HostLedger, "leave", broken)
+
+
 class Mutation(NamedTuple):
     """What is broken, the rule that catches it, and a seed whose world shows it soon."""
 
@@ -668,6 +693,11 @@ MUTATIONS = [
     Mutation(lost_gateways_leave_their_requests, "every (request|attempt) ends", 13),
     Mutation(lost_gateways_leave_what_workers_have, "every (request|attempt) ends", 13),
     Mutation(lost_gateways_take_the_requests_of_others, "every (request|attempt) ends", 13),
+    Mutation(hosts_that_nothing_needs_are_kept, "does not come to rest", 62),
+    Mutation(hosts_that_are_needed_are_given_back, "does not come to rest", 12),
+    Mutation(nobody_says_that_workers_are_lacking, "least number of instances", 12),
+    Mutation(hosts_that_come_again_begin_with_their_first_lives, "incarnations grow", 61),
+    Mutation(hosts_that_left_are_forgotten, "hosts keep their numbers", 300),
 ]
 
 

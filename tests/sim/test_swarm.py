@@ -84,6 +84,7 @@ def test_worlds_are_of_many_kinds() -> None:
     stays = [stay for config in configs for stay in config.stays]
     assert any(stay.from_ns for stay in stays)
     assert any(stay.until_ns is not None for stay in stays)
+    assert any(config.demand for config in configs)
     assert any(not device.reads_files for config in configs for device in config.devices)
     for kind in (
         "slow_links",

@@ -7,9 +7,9 @@ own autoscaler adds machines for.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from livescale.values.types import Value
+from livescale.values.types import Value, WorkerRef
 
 
 class PoolNeed(Value, frozen=True):
@@ -19,6 +19,15 @@ class PoolNeed(Value, frozen=True):
     lacking_workers: int = 0
     busy: tuple[str, ...] = ()
     there: tuple[str, ...] = ()
+
+
+def need_of(
+    lacking_workers: int, hosts: Mapping[WorkerRef, str], busy: Collection[WorkerRef]
+) -> PoolNeed:
+    """With the hosts of all members that are there, and the workers that an instance is on."""
+    used = {hosts[ref] for ref in busy if ref in hosts}
+    there = {host for ref, host in hosts.items() if not ref.is_agent}
+    return PoolNeed(lacking_workers, tuple(sorted(used)), tuple(sorted(there)))
 
 
 class HostClaim(Value, frozen=True):

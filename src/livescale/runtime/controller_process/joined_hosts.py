@@ -19,7 +19,7 @@ from livescale.config.pool import WORKERS_MAX, PoolConfig
 from livescale.config.racks import read_racks
 from livescale.control.cluster.departures import Departures
 from livescale.control.cluster.host_ledger import HostLedger, HostRefusedError
-from livescale.control.cluster.wanted_hosts import PoolNeed
+from livescale.control.cluster.wanted_hosts import PoolNeed, need_of
 from livescale.messages.events import AnyEvent, Tick
 from livescale.runtime.models.publication import Publication
 from livescale.runtime.wire import joining, protocol
@@ -105,9 +105,7 @@ class JoinedHosts:
     ) -> None:
         """The supervisor is told when it has changed how many workers are lacking, on which hosts
         of all members (`hosts`) there are some, and on which some are `busy`."""
-        used = {hosts[ref] for ref in busy if ref in hosts}
-        there = {host for ref, host in hosts.items() if not ref.is_agent}
-        need = PoolNeed(lacking, tuple(sorted(used)), tuple(sorted(there)))
+        need = need_of(lacking, hosts, busy)
         if need != self._need:
             self._need = need
             report(Status(need=need))

@@ -41,16 +41,18 @@ class Clock:
 
     def run_next(self) -> bool:
         """Move to the next action's time and run it. False when nothing is left."""
-        while self._heap:
-            time_ns, _, ticket, action = heapq.heappop(self._heap)
-            if ticket in self._cancelled:
-                self._cancelled.discard(ticket)
-                continue
-            self.now_ns = time_ns
-            self.actions_run += 1
-            action()
-            return True
-        return False
+        if self.is_empty():
+            return False
+        self.now_ns, _, _, action = heapq.heappop(self._heap)
+        self.actions_run += 1
+        action()
+        return True
+
+    def is_empty(self) -> bool:
+        """Nothing is left to run."""
+        while self._heap and self._heap[0][2] in self._cancelled:
+            self._cancelled.discard(heapq.heappop(self._heap)[2])
+        return not self._heap
 
     def __repr__(self) -> str:
         return f"<Clock {self.now_ns} ns, {len(self._heap)} actions ahead>"

@@ -94,6 +94,20 @@ class ModelChange(Value, frozen=True):
     changed: ModelPolicy | None = None
 
 
+class HostDemand(Value, frozen=True):
+    """Hosts that are there when the pool asks for them (`control/cluster/wanted_hosts.py`): every
+    `look_ns` it is looked which. One that was asked for is one of these, in this order, and comes
+    `placing_ns` later. One that nothing needs for `idle_ns` goes when it is let go, after
+    `patience_ns` at the latest."""
+
+    hosts: tuple[str, ...]
+    hosts_min: int = 0
+    idle_ns: int = 10_000_000_000
+    look_ns: int = 1_000_000_000
+    placing_ns: int = 0
+    patience_ns: int = 10_000_000_000
+
+
 class HostStay(Value, frozen=True):
     """A host is there from `from_ns` on, and wants to leave at `until_ns` (None: it stays). It goes
     when it is let go, after `patience_ns` at the latest, and is back `away_ns` later."""
@@ -136,7 +150,8 @@ class SimConfig(Value, frozen=True):
     take turns with the rest. `live` bounds live work on every instance. Workers keep first layers
     of models that they gave up in the last `resident_bytes` of their arenas. `holder_wait_ns` is
     how long a receiver waits for a holder to have what a plan expects, `stall_ns` how long for
-    its bytes. Hosts that are not in `stays` are there from begin to end. The run is given up as
+    its bytes. Hosts that are neither in `stays` nor in `demand` are there from begin to end; those
+    of `demand` join, and have the last workers and agents, in that order. The run is given up as
     stuck when it is not over `grace_ns` after the last arrival and the last fault.
     """
 
@@ -169,6 +184,7 @@ class SimConfig(Value, frozen=True):
     grace_ns: int = 600_000_000_000
     changes: tuple[ModelChange, ...] = ()
     stays: tuple[HostStay, ...] = ()
+    demand: HostDemand | None = None
     faults: FaultConfig = FaultConfig()
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ import random
 from msgspec.structs import replace
 
 from livescale.load.traces import TraceRow
-from livescale.sim.base.config import HostStay, ModelChange, SimConfig
+from livescale.sim.base.config import HostDemand, HostStay, ModelChange, SimConfig
 from livescale.sim.swarm.worlds import SwarmWorld, changed
 from livescale.values.bindings import Binding, EarlyBinding, LateBinding
 from livescale.values.copy_strategies import AllCopies, SpreadCopies
@@ -216,6 +216,40 @@ def with_stays(world: SwarmWorld) -> SwarmWorld:
         "agents_expected": len(config.hosts) - sum(ref.is_agent for ref in late),
     }
     config = changed(config, controller=expected, stays=tuple(stays))
+    return SwarmWorld(world.rows, config, world.seed)
+
+
+def with_demand(world: SwarmWorld) -> SwarmWorld:
+    """In a third of the worlds whose hosts all stay, some join when they are asked for, and are
+    given back."""
+    rng = random.Random(f"demand {world.seed}")
+    config = world.config
+    devices = [config.device(number) for number in range(config.workers)]
+    names = sorted({device.host for device in devices})
+    if len(names) < 2 or config.stays or rng.random() < 0.67:
+        return world
+    joining = rng.sample(names, rng.randint(1, len(names) - 1))
+    devices.sort(key=lambda device: joining.index(device.host) if device.host in joining else -1)
+    hosts = sorted(config.hosts, key=lambda h: joining.index(h.name) if h.name in joining else -1)
+    demand = HostDemand(
+        tuple(joining),
+        hosts_min=rng.choice([0, 0, 1]),
+        idle_ns=rng.choice([100, 1_000, 10_000]) * NS_PER_MS,
+        look_ns=rng.choice([50, 500]) * NS_PER_MS,
+        placing_ns=rng.choice([1, 300, 3_000]) * NS_PER_MS,
+        patience_ns=rng.choice([50, 1_000, 10_000]) * NS_PER_MS,
+    )
+    expected = {
+        "workers_expected": sum(device.host not in joining for device in devices),
+        "agents_expected": sum(host.name not in joining for host in hosts),
+    }
+    config = changed(
+        config,
+        controller=expected,
+        devices=tuple(devices),
+        hosts=tuple(hosts),
+        demand=demand,
+    )
     return SwarmWorld(world.rows, config, world.seed)
 
 

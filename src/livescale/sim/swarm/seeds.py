@@ -47,7 +47,7 @@ class SeedOutcome:
 
 def draw_world(seed: int) -> SwarmWorld:
     """The world of a seed."""
-    return additions.with_gateways(draw_lone_world(seed))
+    return additions.with_demand(additions.with_gateways(draw_lone_world(seed)))
 
 
 def draw_lone_world(seed: int) -> SwarmWorld:

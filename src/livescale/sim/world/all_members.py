@@ -15,6 +15,7 @@ from livescale.sim.base.clock import Clock
 from livescale.sim.base.config import SimConfig
 from livescale.sim.base.poison import Poison
 from livescale.sim.checkers.fencing import FenceChecker
+from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.live import LiveChecker
 from livescale.sim.checkers.members import MemberChecker
 from livescale.sim.links.channel import Delays, SimChannel
@@ -48,8 +49,12 @@ class Members:
         #: lives that were taken over from
         self._earlier: list[ControllerLife] = []
         self.by_number: dict[int, SimMember] = {}
-        #: hosts that are not there, until then
-        self.away_until_ns: dict[str, int] = {}
+        #: hosts that are not there, until then (None: until they come)
+        self.away_until_ns: dict[str, int | None] = {}
+        #: of each number: the incarnation that began last
+        self._last_lives: dict[int, int] = {}
+        #: of hosts that came: the first incarnation of their members in this start
+        self._first_lives: dict[str, int] = {}
         self._config = config
         self._clock = clock
         self._delays = delays
@@ -109,19 +114,30 @@ class Members:
     # -- lives ----------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """All members come to life soon."""
+        """All members come to life soon, but for those of hosts that come later."""
         refs = [WorkerRef(number) for number in range(self._config.workers)]
         refs += [agent_ref(number) for number in range(len(self._config.hosts))]
         for ref in refs:
+            if self.away_until_ns.get(self._config.host_of(ref), 0) is None:
+                continue
             self._clock.after(self._delays.reconnect_ns(), partial(self._start, ref))
 
     def is_away(self, host: str) -> bool:
         """The host has not come yet, or has left."""
-        return self._clock.now_ns < self.away_until_ns.get(host, 0)
+        until_ns = self.away_until_ns.get(host, 0)
+        return until_ns is None or self._clock.now_ns < until_ns
 
-    def leave(self, host: str, until_ns: int, *, is_let_go: bool) -> None:
-        """All processes of the host end, and begin again at that time. Of those that are let go
-        nothing is lost."""
+    def come(self, host: str, first_life: int) -> None:
+        """The host's processes begin: incarnations count from there on."""
+        del self.away_until_ns[host]
+        self._first_lives[host] = first_life
+        for ref in self._config.on_host(host):
+            first = WorkerRef(ref.worker, first_life)
+            self._clock.after(self._delays.reconnect_ns(), partial(self._start, first))
+
+    def leave(self, host: str, until_ns: int | None, *, is_let_go: bool) -> None:
+        """All processes of the host end, and begin again at that time (None: when it comes). Of
+        those that are let go nothing is lost."""
         self.away_until_ns[host] = until_ns
         for ref in self._config.on_host(host):
             self.lose(ref.worker, is_let_go=is_let_go)
@@ -129,8 +145,15 @@ class Members:
     def _start(self, ref: WorkerRef) -> None:
         host = self._config.host_of(ref)
         if self.is_away(host):
-            self._clock.at(self.away_until_ns[host], partial(self._start, ref))
+            until_ns = self.away_until_ns[host]
+            if until_ns is not None:
+                self._clock.at(until_ns, partial(self._start, ref))
             return
+        if ref.incarnation < self._first_lives.get(host, 0):
+            return  # of an earlier start of the host
+        last = self._last_lives.get(ref.worker, -1)
+        require(ref.incarnation > last, "incarnations grow", ref, last)
+        self._last_lives[ref.worker] = ref.incarnation
         member = self.by_number[ref.worker] = SimMember(ref, self._around)
         if member.host is not None:
             self._topology.agents[ref] = member.host

@@ -8,6 +8,7 @@ they may, or when it has waited for long enough.
 from __future__ import annotations
 
 from functools import partial
+from typing import Protocol
 
 from livescale.control.cluster.departures import Departures
 from livescale.messages.events import Tick
@@ -16,6 +17,12 @@ from livescale.sim.base.config import HostStay, SimConfig
 from livescale.sim.links.channel import Delays
 from livescale.sim.world.all_members import Members
 from livescale.sim.world.life import ControllerLife
+
+
+class Go(Protocol):
+    """What ends a host's processes: it was let go, or waited for long enough."""
+
+    def __call__(self, *, is_let_go: bool) -> None: ...
 
 
 class HostStays:
@@ -33,7 +40,7 @@ class HostStays:
         self._delays = delays
         self._members = members
         #: hosts that want to leave
-        self._leaving: dict[str, HostStay] = {}
+        self._leaving: dict[str, Go] = {}
         #: of the controller's present life
         self._departures = Departures()
 
@@ -43,7 +50,8 @@ class HostStays:
             if stay.from_ns:
                 self._members.away_until_ns[stay.host] = stay.from_ns
             if stay.until_ns is not None:
-                self._clock.at(stay.until_ns, partial(self._want, stay))
+                go = partial(self._leave, stay)
+                self._clock.at(stay.until_ns, partial(self.want, stay.host, stay.patience_ns, go))
 
     def meet(self, life: ControllerLife) -> None:
         """A controller is there: hosts that want to leave say so again."""
@@ -65,30 +73,33 @@ class HostStays:
             life.push(event)
         for host in going:
             life.checker.lets_go([ref for ref in there if self._config.host_of(ref) == host])
-            go = partial(self._go, self._leaving[host], is_let_go=True)
+            go = partial(self._go, host, self._leaving[host], is_let_go=True)
             self._clock.after(self._delays.plain_ns(), go)
 
-    # -- helpers --------------------------------------------------------------------------------
-
-    def _want(self, stay: HostStay) -> None:
-        if stay.host in self._leaving or self._members.is_away(stay.host):
+    def want(self, host: str, patience_ns: int, go: Go) -> None:
+        """The host wants to leave, if it is there: it goes once."""
+        if host in self._leaving or self._members.is_away(host):
             return
-        self._leaving[stay.host] = stay
+        self._leaving[host] = go
         if self._members.life is not None:
-            ask = partial(self._ask, self._members.life, stay.host)
+            ask = partial(self._ask, self._members.life, host)
             self._clock.after(self._delays.plain_ns(), ask)
-        self._clock.after(stay.patience_ns, partial(self._go, stay))
+        self._clock.after(patience_ns, partial(self._go, host, go, is_let_go=False))
+
+    # -- helpers --------------------------------------------------------------------------------
 
     def _ask(self, life: ControllerLife, host: str) -> None:
         if self._members.life is life and host in self._leaving:
             self._departures.begin(host, len(self._config.on_host(host)))
             life.push(Tick())
 
-    def _go(self, stay: HostStay, *, is_let_go: bool = False) -> None:
+    def _go(self, host: str, go: Go, *, is_let_go: bool) -> None:
+        if self._leaving.get(host) is go:
+            del self._leaving[host]
+            self._departures.end(host)
+            go(is_let_go=is_let_go)
+
+    def _leave(self, stay: HostStay, *, is_let_go: bool) -> None:
         """The host's processes end, and it comes back after a while."""
-        if self._leaving.get(stay.host) is not stay:
-            return
-        del self._leaving[stay.host]
-        self._departures.end(stay.host)
         back_ns = self._clock.now_ns + stay.away_ns
         self._members.leave(stay.host, back_ns, is_let_go=is_let_go)

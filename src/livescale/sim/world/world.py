@@ -26,6 +26,7 @@ from livescale.sim.checkers.invariants import require
 from livescale.sim.links.channel import Delays
 from livescale.sim.world.all_gateways import Gateways
 from livescale.sim.world.all_members import Members
+from livescale.sim.world.claimed_hosts import ClaimedHosts
 from livescale.sim.world.faults import FaultPlan, FaultSite
 from livescale.sim.world.gateway import GatewayEvent, GatewayWorld, SimGateway
 from livescale.sim.world.host_stays import HostStays
@@ -70,6 +71,11 @@ class SimWorld:
         self._gateways.begin(self._gateway_begins, self._gateway_ended, self._members.is_silent)
         self._stays = HostStays(config, self.clock, self._delays, self._members)
         self._stays.schedule()
+        self._claimed: ClaimedHosts | None = None
+        if config.demand is not None:
+            self._claimed = ClaimedHosts(
+                config, config.demand, self.clock, self._members, self._stays
+            )
         self._lives = 0
         self._life_world = LifeWorld(
             self.clock,
@@ -77,7 +83,7 @@ class SimWorld:
             config.step_gap_ns,
             self._failures,
             self._stepped,
-            self._stays.stepped,
+            self._decided,
             until_ns=lambda: self._limit_ns,
             gateway_of=self._gateways.name_of,
         )
@@ -87,6 +93,8 @@ class SimWorld:
             *(stay.end_ns for stay in config.stays),
             0,
         )
+        if self._claimed is not None:
+            self._claimed.schedule()
         self._begin()
         self._members.begin()
         for change in config.changes:
@@ -151,7 +159,12 @@ class SimWorld:
         for gateway in self._gateways.by_name.values():
             self._find_each_other(life, gateway)
         self._members.meet(life)
+        self._hosts_meet(life)
+
+    def _hosts_meet(self, life: ControllerLife) -> None:
         self._stays.meet(life)
+        if self._claimed is not None:
+            self._claimed.meet()
 
     def _take_over(self, choice: int) -> None:
         """A later controller begins, while the one that is there lives on."""
@@ -164,7 +177,7 @@ class SimWorld:
             for name, gateway in self._gateways.by_name.items():
                 takeover.begin(name, partial(self._meet_gateway, life, gateway))
             self._members.take_over(life, takeover)
-            self._stays.meet(life)
+            self._hosts_meet(life)
 
     def _begin_life(self, *, is_takeover: bool = False) -> ControllerLife:
         models = tuple(self._policies.values())
@@ -221,6 +234,11 @@ class SimWorld:
                 del self._policies[command.model], self._leaving[command.model]
         if not _BYTES_MOVE.isdisjoint(map(type, (*received, *ordered))):
             self._notes.traffic(now_ns, self._members.transfers.moves.carried_bytes())
+
+    def _decided(self, life: ControllerLife) -> None:
+        self._stays.stepped(life)
+        if self._claimed is not None:
+            self._claimed.stepped(life)
 
     # -- gateways -------------------------------------------------------------------------------
 
