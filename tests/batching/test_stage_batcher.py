@@ -247,3 +247,26 @@ def test_what_was_meant_for_the_instance_before_is_answered(
     assert member.expected_tokens(peer, message) is None
     member.take_message(peer, message, 0)
     assert member.take_outbox(0) == [(peer, answer)]
+
+
+def test_what_a_member_offered_before_its_leader_knew_of_it_is_void_once_it_was_refused() -> None:
+    """It was told of a pipeline that its leader, which was told later, did not lead over it yet."""
+    line = Line()
+    line.order([pipeline(5, 1, [3])])
+    line.rest()
+    told = [pipeline(5, 1, [4])]
+    for orders in (told, [], told):  # each time it offers its blocks, or asks whether all is over
+        line.wires[0, 4].append(orders)
+        line.deliver((0, 4))
+    line.deliver((4, 1))
+    line.wires[0, 4].append([])
+    line.wires[0, 1].append(told)
+    line.deliver((0, 1))
+    while line.wires.get((4, 1)):
+        line.deliver((4, 1))
+    line.at[1].add(spec("r"))
+    line.rest()
+    assert line.at[1].requests() == [("r", 1)], "no member has granted anything yet"
+    line.wires[0, 4].append(told)
+    line.rest()
+    assert line.at[1].requests() == []

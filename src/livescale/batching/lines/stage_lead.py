@@ -85,6 +85,14 @@ class StageLead:
         """How many times it has become a member."""
         return self._stays.get(instance, 0)
 
+    def knows(self, instance: InstanceId) -> bool:
+        """It is a member, or leaves. One that is not is told that all is over: what it has kept or
+        offered before it learns of a later stay is void."""
+        is_known = instance in self.everyone()
+        if not is_known:
+            self._stays[instance] = max(self.stay(instance), 1)
+        return is_known
+
     def partners(self) -> dict[InstanceId, Partner]:
         """Its members, but for those that leave."""
         return {stop.partner.instance: stop.partner for stage in self.stages for stop in stage}

@@ -168,7 +168,7 @@ class StageLeads:
         if is_led_here and quota.lead.number > self._newest:
             early = [*self._early_quotas, _EarlyQuota(peer, quota)]
             self._early_quotas = early[-_EARLY_QUOTAS_MAX:]
-        elif not is_led_here or lead is None or quota.member not in lead.everyone():
+        elif not is_led_here or lead is None or not lead.knows(quota.member):
             self._tell(peer, Disbanded(quota.lead))
         else:
             self.take(quota)
