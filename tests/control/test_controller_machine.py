@@ -96,7 +96,7 @@ class ControllerMachine(RuleBasedStateMachine):
         memory=st.sampled_from([30, 80, 1000]),
         hosts=st.integers(0, 2),
         is_late=st.booleans(),
-        spares=st.sampled_from(["off", "recent", "slow-links"]),
+        spares=st.sampled_from(["off", "needed", "recent", "slow-links"]),
         arena=ARENAS,
     )
     def begin(

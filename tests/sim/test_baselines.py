@@ -8,11 +8,12 @@ from pool_plays import MODEL, S, burst, cluster, play
 
 from livescale.control.state.config import ControllerConfig
 from livescale.sim.base.config import SimConfig
+from livescale.sim.pools.baseline import BASELINE, BASELINE_WORLD
 from livescale.sim.pools.configs import build_config
 from livescale.sim.pools.equal_time import play_equal
 from livescale.sim.pools.limits import PooledModel, PoolError
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
-from livescale.sim.pools.systems import BASELINE, BASELINE_WORLD, SYSTEMS, System, find_system
+from livescale.sim.pools.systems import SYSTEMS, System, find_system
 from livescale.values.scaling_policies import Bounds
 
 BASELINES = {"stop": "stop-the-world", "overlap": "overlap", "zigzag": "zigzag"}

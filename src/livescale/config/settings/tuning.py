@@ -67,10 +67,12 @@ class Tuning(Value, frozen=True, kw_only=True):
     #: Planning around links that transfer rows and KV. avoid selects other links of the same speed.
     #: ignore is for comparison.
     serving_links: Literal["avoid", "ignore"] = "avoid"
-    #: Eviction order of parameters on released workers. recent keeps those used last. slow-links
-    #: keeps those behind slow links. off keeps none.
-    warm_spares: Literal["recent", "slow-links", "off"] = "recent"
-    #: Preload models onto idle workers (`empty`), or do not (`none`).
+    #: Eviction order of parameters on released workers. needed keeps those that the recent bursts
+    #: of their models need. recent keeps those used last. slow-links keeps those behind slow links.
+    #: off keeps none.
+    warm_spares: Literal["needed", "recent", "slow-links", "off"] = "needed"
+    #: Preload models onto idle workers, and onto spares that are worth less (`empty`), or do not
+    #: (`none`).
     spares_ahead: Literal["empty", "none"] = "empty"
     #: Idle time before an instance is drained if it leaves a warm spare. The shorter of this and
     #: `idle_s` applies. [ms]

@@ -8,9 +8,10 @@ for another one, the spares that are least worth keeping go.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from livescale.control.planning.copy_worth import CopyWorth
 from livescale.control.planning.planning import Planning
 from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.state.holdings import Copy
@@ -20,6 +21,8 @@ from livescale.control.state.model_state import ModelState
 from livescale.messages.commands import AnyCommand, DropHolding
 from livescale.values.types import WorkerRef
 
+NEEDED = "needed"
+"""The spares that are worth most are kept (`copy_worth.py`)."""
 # A link without a limit is the fastest.
 _UNLIMITED = 1 << 62
 
@@ -37,11 +40,12 @@ class _Room:
 class Spares:
     """Which copies are kept, which are used again, and which give way. Orders only drops."""
 
-    def __init__(self, known: PoolKnowledge, planning: Planning) -> None:
+    def __init__(self, known: PoolKnowledge, planning: Planning, worth: CopyWorth) -> None:
         self._keeping = known.config.warm_spares
         self._fleet = known.fleet
         self._pool = known.pool
         self._planning = planning
+        self._worth_of = worth
 
     def keeps(self, instance: Instance) -> bool:
         """The instance's parameters stay when it is released."""
@@ -66,27 +70,6 @@ class Spares:
         own = self._usable(state)[::-1]
         own.sort(key=lambda copy: max(self._pool.reads.count(member) for member in copy.members))
         return own[:count]
-
-    def to_load_ahead(self, wall_ns: int, states: Iterable[ModelState]) -> ModelState | None:
-        """The model that workers which hold nothing should get: of those that serve and could have
-        more instances than there are copies, the one with the fewest copies for its instances."""
-        empty = self._empty(0) if self._keeping != "off" else []
-        if not empty:
-            return None
-        found: list[tuple[int, int, ModelState]] = []
-        for state in states:
-            if state.load_failures.in_a_row or state.is_leaving:
-                continue
-            copies = self._pool.count_holders(state.spec.name)
-            if copies >= state.limits(wall_ns)[1] or not any(map(self._fleet.serving, state.keys)):
-                continue
-            able = [r for r in empty if not (state.is_divided and r.is_engine)]
-            roomy = [r for r in able if r.device.arena_bytes >= state.spec.size_bytes]
-            if len(roomy) >= state.spec.tp_size:
-                capacity = sum(self._fleet.tally(part).capacity for part in state.keys)
-                share = copies * 1000 // capacity
-                found.append((share, state.number, state))
-        return min(found, key=lambda entry: entry[:2])[2] if found else None
 
     def empty(self, state: ModelState) -> list[WorkerRef]:
         """Workers that hold nothing and have room for the model, in id order."""
@@ -138,6 +121,15 @@ class Spares:
         if self._planning.sources(state):
             return workers
         return [worker for worker in workers if self._planning.topology.reads_files(worker)]
+
+    def worth_of_rooms(self, state: ModelState) -> list[tuple[WorkerRef, int]]:
+        """All workers that ranks of new instances may go to, and what is lost there at most (as
+        `CopyWorth.of_spare`), the least first."""
+        found = []
+        for room in self._rooms(state, self._giving_way()):
+            lost = map(self._worth_of.of_spare, (*room.going, *room.kept))
+            found.append((max(lost, default=0), room.worker))
+        return [(worker, lost) for lost, worker in sorted(found)]
 
     def give_way(
         self, targets: Sequence[Sequence[WorkerRef]], state: ModelState
@@ -231,8 +223,10 @@ class Spares:
         return max(going, kept), going, (room.worker.worker,)
 
     def _worth(self, copy: Copy) -> tuple[int, ...]:
-        """Of two spares the one that is worth more: what comes back slowly, if that is preferred,
-        and what was used last."""
+        """Of two spares the one that is worth more: what is likely to be needed, or comes back
+        slowly, if that is preferred, and what was used last."""
+        if self._keeping == NEEDED:
+            return self._worth_of.of_spare(copy), copy.used_ns, copy.holder.worker
         if self._keeping == "slow-links":
             return -self._rate(copy), copy.used_ns, copy.holder.worker
         return copy.used_ns, copy.holder.worker

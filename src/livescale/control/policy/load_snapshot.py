@@ -65,6 +65,8 @@ class Suggestion(msgspec.Struct, frozen=True):
     #: instances to have if there are fewer than `at_least` (None: the middle of both)
     target: int | None = None
     floor: int = 0
+    #: instances that would be of use if all were there at once (None: as `at_least`)
+    at_once: int | None = None
     #: why instances go if there are more than `at_most`
     low_reason: str = "idle"
 

@@ -161,7 +161,9 @@ class SloPolicy:
             }
             return _explain(load, at_least, at_most) | derived
 
-        return Suggestion(at_least, at_most, reason, explain, at_least, floor)
+        of_use = min(self._need_of_queue(load, rate), load.requests) if rate else 0
+        at_once = min(max(at_least, of_use), most)
+        return Suggestion(at_least, at_most, reason, explain, at_least, floor, at_once)
 
     def deadlines_ns(self, now_ns: int) -> list[int]:
         """When the floor falls next."""
@@ -221,18 +223,19 @@ class DecayingFloor:
 
     def after(self, now_ns: int, need: int) -> int:
         """The floor now, when so many are needed: a need that is no lower is a new peak."""
-        if need >= self._at(now_ns):
+        if need >= self.at(now_ns):
             self._peak, self._peak_ns = need, now_ns
-        return self._at(now_ns)
+        return self.at(now_ns)
 
     def falls_ns(self, now_ns: int) -> int | None:
         """When it falls by one (None: there is nothing left to fall)."""
-        floor = self._at(now_ns)
+        floor = self.at(now_ns)
         if not floor or not self._decay_ns:
             return None
         return self._peak_ns + self._decay_ns - (floor - 1) * self._decay_ns // self._peak
 
-    def _at(self, now_ns: int) -> int:
+    def at(self, now_ns: int) -> int:
+        """The floor at that time, if no need comes before."""
         left_ns = max(self._decay_ns - (now_ns - self._peak_ns), 0)
         return -(-self._peak * left_ns // self._decay_ns) if self._decay_ns else 0
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from livescale.control.planning.copy_worth import CopyWorth
 from livescale.control.planning.host_copies import HostCopies
 from livescale.control.planning.planning import Planning
 from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.planning.spares import Spares
+from livescale.control.planning.spares_ahead import SparesAhead
 from livescale.control.planning.stage_hosts import StageHosts
 from livescale.control.scaling.mutations import Mutations
 from livescale.control.scaling.starts import Starts
@@ -57,7 +59,9 @@ class Scaling:
         self._host_copies = host_copies
         self._pairings = pairings
         self._wishes = wishes
-        self._spares = Spares(known, planning)
+        self._worth = CopyWorth(known.models, known.pool)
+        self._spares = Spares(known, planning, self._worth)
+        self._ahead = SparesAhead(known, self._spares, self._worth)
         self._starts = Starts(known, planning, self._spares, pairings)
         self._stage_hosts = StageHosts(known, planning, self._spares)
         self._mutations = Mutations(known, roles, pairings, self._spares)
@@ -72,6 +76,7 @@ class Scaling:
     ) -> list[AnyCommand]:
         """Compare the models' loads with their capacities and order what follows.
         `wall_zero_ns` is the wall clock at time 0."""
+        self._worth.begin(now_ns)
         wishes, notices = self._mutations.decide(self._wishes.look(now_ns, wall_zero_ns, states))
         commands: list[AnyCommand] = [*notices, *self._wishes.lines.order_cores()]
         for wish in wishes:
@@ -151,28 +156,26 @@ class Scaling:
     def _load_ahead(
         self, now_ns: int, wall_ns: int, states: Mapping[str, ModelState]
     ) -> list[AnyCommand]:
-        """Workers that hold nothing get parameters before they are needed: as instances, which
-        serve if there is a need by then, and else go and leave warm spares."""
+        """Parameters come to workers before they are needed there."""
         stand = self._fleet.version, self._pool.version, len(self._fleet.workers)
         if not self._config.spares_ahead or self._loads.open or stand == self._nothing_ahead:
             return []
         # Stages that scale with others have a total, and take what they need of all workers.
         alone = [state for state in states.values() if state.line_policy is None]
-        state = self._spares.to_load_ahead(wall_ns, alone)
-        wish = self._wishes.of(state.entry.part) if state is not None else None
+        ahead = self._ahead.choose(wall_ns, alone)
+        wish = self._wishes.of(ahead.state.entry.part) if ahead is not None else None
         plan = None
-        if state is not None:
-            missing = state.limits(wall_ns)[1] - self._pool.count_holders(state.spec.name)
-            empty = self._spares.empty(state)
-            count = min(missing, len(empty) // state.spec.tp_size)
-            plan = self._planning.plan_instances(state, count, tuple(empty), None)
-        if state is None or wish is None or plan is None:
+        if ahead is not None:
+            plan = self._planning.plan_instances(
+                ahead.state, ahead.count, tuple(sorted(ahead.workers)), None
+            )
+        if ahead is None or wish is None or plan is None:
             self._nothing_ahead = stand
             return []
         capacity = self._fleet.tally(wish.part).capacity
         notice = wish.notice(capacity, capacity + len(plan.instances), "spares_ahead")
-        offsets = dict.fromkeys((worker for ranks in plan.instances for worker in ranks), 0)
-        return [notice, *self._starts.load(now_ns, wish.state, plan, offsets)]
+        offsets, drops = self._spares.give_way(plan.instances, ahead.state)
+        return [notice, *drops, *self._starts.load(now_ns, wish.state, plan, offsets)]
 
     def _plan(self, part: PartState, count: int) -> tuple[ScalePlan | None, dict[WorkerRef, str]]:
         """A plan for at most `count` instances, if there is any, and why stages' come where."""

@@ -46,6 +46,12 @@ class Wish:
         return 1000 * self.wanted // max(self.capacity, 1) if self.capacity else 1 << 30
 
     @property
+    def at_once(self) -> int:
+        """Instances that would be of use if all were there at once."""
+        found = self.suggestion.at_once
+        return self.suggestion.at_least if found is None else found
+
+    @property
     def spare_instances(self) -> int:
         """Instances that its load does not need now, whatever its hysteresis waits for."""
         return self.capacity - self.kept
@@ -160,6 +166,7 @@ class Wishes:
         wishes = self._wishes_of(now_ns, wall_zero_ns + now_ns, model)
         for wish in wishes:
             self._keep(now_ns, wall_zero_ns, wish)
+        model.lately.after(now_ns, sum(wish.at_once for wish in wishes))
         return wishes
 
     def _keep(self, now_ns: int, wall_zero_ns: int, wish: Wish) -> None:

@@ -60,9 +60,9 @@ class ControllerConfig(Value, frozen=True):
     none (BlitzScale §5.1's interference), and tell what they meet. With `assumes_group_rate` what a
     probe measures inside a host replaces `group_bytes_per_s`, and the hosts' `device_bytes_per_s`.
     Parameters get at most `parameter_share_percent` of an uplink. `warm_spares` says which
-    parameters stay longest on released devices (`control/planning/spares.py`): "recent",
-    "slow-links", or "off" for none; with `spares_ahead` devices that hold nothing get some before
-    they are needed.
+    parameters stay longest on released devices (`control/planning/spares.py`): "needed", "recent",
+    "slow-links", or "off" for none; with `spares_ahead` devices get some before they are needed
+    (`control/planning/spares_ahead.py`).
     Where they stay, a model's last instance goes after `spare_idle_ns` without a request, at most.
     `stage_placement` says which hosts new instances of stages come to: "as-models" (what the plan
     chooses), "quart" or "spread" (`control/stages/stage_placement.py`).
@@ -98,7 +98,7 @@ class ControllerConfig(Value, frozen=True):
     remote_storage_bytes_per_s: int | None = None
     assumes_group_rate: bool = False
     parameter_share_percent: int = 100
-    warm_spares: str = "recent"
+    warm_spares: str = "needed"
     spares_ahead: bool = False
     spare_idle_ns: int = 1_000_000_000
     stage_placement: str = "as-models"

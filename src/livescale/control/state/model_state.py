@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from livescale.control.policy.autoscaler import Autoscaler, TokenWindow
 from livescale.control.policy.part_policies import PartPolicies
+from livescale.control.policy.policy import DecayingFloor
 from livescale.control.policy.service_rate import ServiceRate
 from livescale.control.state.config import ControllerConfig
 from livescale.control.state.load_failures import LoadFailures
@@ -20,6 +21,11 @@ from livescale.values.types import LayerSpan, ModelSpec, Part, Role
 _WINDOW_NS = 1_000_000_000
 # A window's tokens leave it at any time: look again at most this many times per window.
 _LOOKS_PER_WINDOW = 10
+
+
+_LATELY_NS = 300_000_000_000
+"""A burst of so long ago is as good as forgotten: so long ServerlessLLM keeps parameters in a
+host's memory (BlitzScale, Figure 4)."""
 
 
 class ModelState:
@@ -44,6 +50,8 @@ class ModelState:
         self.starts = self.warm_starts = 0
         #: of loads to devices
         self.load_failures = LoadFailures(config)
+        #: instances that would have been of use lately, had all been there at once
+        self.lately = DecayingFloor(_LATELY_NS)
         #: since when it has had no request (None: it has some)
         self.idle_since_ns: int | None = now_ns
         #: withdrawn: it finishes its requests and goes

@@ -202,6 +202,49 @@ def parse_model(text: str) -> PooledModel:
     return msgspec.structs.replace(model, roles=msgspec.convert(roles, PooledRoles))
 
 
+def a800_workers(
+    workers: int,
+    hosts: int,
+    *,
+    link_gbit: float = 100,
+    storage_gbit: float = 10,
+    host_memory_gb: float = 192,
+) -> NamedTopology:
+    """So many A800 workers, dealt among hosts with memory (0: each has a host without)."""
+    link, memory = int(link_gbit * _GBIT_BYTES), int(host_memory_gb * 1e9)
+    agents = {agent_ref(n): Host(f"host-{n}", "leaf-0", memory, link, link) for n in range(hosts)}
+    devices = {
+        WorkerRef(n): Device("a800", f"host-{n % (hosts or workers)}", "leaf-0", 0, 0, link, link)
+        for n in range(workers)
+    }
+    storage = int(storage_gbit * _GBIT_BYTES)
+    return NamedTopology(Topology(devices, agents, remote_storage_bytes_per_s=storage))
+
+
+def pooled(model: WorkloadModel) -> PooledModel:
+    """A workload's model as a pool serves it."""
+    roles = None
+    if model.roles is not None:
+        prefill, decode = model.roles.prefill, model.roles.decode
+        roles = PooledRoles(
+            prefill_min=prefill.min_replicas,
+            prefill_max=prefill.max_replicas,
+            decode_min=decode.min_replicas,
+            decode_max=decode.max_replicas,
+            split=model.split,
+        )
+    return PooledModel(
+        name=model.name,
+        preset=model.preset,
+        tp_size=model.tp_size,
+        instances_min=model.instances_min,
+        instances_max=model.instances_max,
+        idle_ns=model.idle_ns,
+        priority=model.priority,
+        roles=roles,
+    )
+
+
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
@@ -226,20 +269,14 @@ def _cluster(arguments: argparse.Namespace) -> tuple[str, NamedTopology]:
         raise UserError("--workers, --link-gbit and --storage-gbit must be positive")
     if arguments.hosts < 0 or arguments.host_memory_gb <= 0:
         raise UserError("--hosts must not be negative and --host-memory-gb must be positive")
-    link = int(arguments.link_gbit * _GBIT_BYTES)
-    memory = int(arguments.host_memory_gb * 1e9)
-    hosts = {
-        agent_ref(n): Host(f"host-{n}", "leaf-0", memory, link, link)
-        for n in range(arguments.hosts)
-    }
-    spread = arguments.hosts or arguments.workers
-    devices = {
-        WorkerRef(n): Device("a800", f"host-{n % spread}", "leaf-0", 0, 0, link, link)
-        for n in range(arguments.workers)
-    }
-    storage = int(arguments.storage_gbit * _GBIT_BYTES)
-    topology = Topology(devices, hosts, remote_storage_bytes_per_s=storage)
-    return f"{arguments.workers} A800 workers", NamedTopology(topology)
+    cluster = a800_workers(
+        arguments.workers,
+        arguments.hosts,
+        link_gbit=arguments.link_gbit,
+        storage_gbit=arguments.storage_gbit,
+        host_memory_gb=arguments.host_memory_gb,
+    )
+    return f"{arguments.workers} A800 workers", cluster
 
 
 def _many(arguments: argparse.Namespace, name: str, cluster: NamedTopology) -> PoolChoice:
@@ -249,7 +286,7 @@ def _many(arguments: argparse.Namespace, name: str, cluster: NamedTopology) -> P
         raise UserError("--divide-lengths must be at least 1, --factor in (0, 1000]")
     data = os.environ.get("LIVESCALE_DATA")
     workload = read_workload(arguments.workload, Path(data) if data else None, arguments.seed)
-    models = tuple(_pooled(model) for model in workload.models)
+    models = tuple(pooled(model) for model in workload.models)
     loads = {model.name: list(model.rows) for model in workload.models}
     if arguments.factor != 1:
         loads = scale_loads(loads, arguments.factor, arguments.seed)
@@ -263,29 +300,6 @@ def _many(arguments: argparse.Namespace, name: str, cluster: NamedTopology) -> P
     )
     clipped = workload.clipped_requests
     return PoolChoice(name, cluster, models, arguments.workload.stem, loads, clipped)
-
-
-def _pooled(model: WorkloadModel) -> PooledModel:
-    roles = None
-    if model.roles is not None:
-        prefill, decode = model.roles.prefill, model.roles.decode
-        roles = PooledRoles(
-            prefill_min=prefill.min_replicas,
-            prefill_max=prefill.max_replicas,
-            decode_min=decode.min_replicas,
-            decode_max=decode.max_replicas,
-            split=model.split,
-        )
-    return PooledModel(
-        name=model.name,
-        preset=model.preset,
-        tp_size=model.tp_size,
-        instances_min=model.instances_min,
-        instances_max=model.instances_max,
-        idle_ns=model.idle_ns,
-        priority=model.priority,
-        roles=roles,
-    )
 
 
 def _clipped(choice: PoolChoice) -> PoolChoice:

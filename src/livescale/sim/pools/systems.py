@@ -14,11 +14,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from livescale.batching.live.live_batch import LiveLimits
 from livescale.common.errors import UserError
 from livescale.config.slo import TIME, exact_ns
 from livescale.control.state.config import ANY_PAIR
-from livescale.sim.base.config import EQUAL, SERVING_FIRST
+from livescale.sim.base.config import EQUAL
+from livescale.sim.pools.baseline import BASELINE, BASELINE_WORLD
 from livescale.values.bindings import Binding, EarlyBinding, LateBinding
 from livescale.values.copy_strategies import (
     AllCopies,
@@ -27,8 +27,8 @@ from livescale.values.copy_strategies import (
     Placement,
     SpreadCopies,
 )
-from livescale.values.scaling_policies import Bounds, SloAim
-from livescale.values.types import SEQUENCES_MAX, Value
+from livescale.values.scaling_policies import SloAim
+from livescale.values.types import Value
 from livescale.values.units import NS_PER_S
 
 _COUNT = re.compile(r"[1-9]\d{0,5}")
@@ -99,75 +99,22 @@ _GROUP_SETUP_NS = 200_000_000
 """Forming a communication group: 100 ms in BlitzScale's Figure 23, "up to hundreds of milliseconds"
 in λScale §7.2."""
 
-BASELINE: Mapping[str, object] = {
-    "settle_ns": NS_PER_S,
-    "binding": EarlyBinding(ahead_max=8),
-    "dispatched_ahead_max": 8,
-    "sequences_max": SEQUENCES_MAX,
-    "request_attempts_max": 2,
-    "load_retry_ns": NS_PER_S,
-    "load_retry_ns_max": 30 * NS_PER_S,
-    "load_failures_max": 3,
-    "avoid_ns": NS_PER_S,
-    "scaling": Bounds(
-        token_rate_upper_permille=900,
-        token_rate_lower_permille=600,
-        backlog_upper_ns=700_000_000,
-        backlog_lower_ns=500_000_000,
-        kv_upper_permille=850,
-        kv_lower_permille=750,
-        requests_upper_permille=850,
-        requests_lower_permille=750,
-        load_window_ns=NS_PER_S,
-        scale_down_timeout_ns=333_000_000,
-    ),
-    "drain": "finish",
-    "warm_spares": "off",
-    "spares_ahead": False,
-    "stage_placement": "as-models",
-    "spare_idle_ns": NS_PER_S,
-    "live_over_ns": 100_000_000,
-    "live_ahead_max": 8,
-    "pairs": None,
-    "chunk_bytes": 1 << 20,
-    "avoids_serving": True,
-    "mutations": True,
-    "assumes_group_rate": False,
-    "parameter_share_percent": 100,
-}
-"""Of stop, overlap and zigzag: settings of the controller that stay what they are when the
-product's defaults change, so that figures of different versions compare. Scaling follows bounds,
-requests are bound to instances early, and released devices keep nothing."""
-BASELINE_WORLD: Mapping[str, object] = {
-    "link_sharing": SERVING_FIRST,
-    "run_tokens_max": 2048,
-    "oldest_prompt_percent": 50,
-    "growth_tokens": 64,
-    "live": LiveLimits(
-        batches_max=16,
-        batch_tokens_max=2048,
-        span_ns=20_000_000,
-        gap_ns=0,
-        kv_layers_ahead=4,
-        answer_ns=5 * NS_PER_S,
-        pulls_max=2,
-        pull_early_permille=0,
-        decodes_first=False,
-        kv_holds_pulls=False,
-        kv_follows=False,
-        kv_ahead=False,
-        kv_straight=False,
-        move_factor=0,
-    ),
-}
-"""Of the same, settings of the instances."""
-
 _ALL = (
     System(
         "livescale",
         "what a pool does by default: the best multicast by prediction, one host copy of each"
         " model, live from the first layer on (ZigZag), parameters are on devices before they are"
         " needed and stay there, scaling keeps queues short, requests of instances that go move",
+        live_order="zigzag",
+        drain="move",
+        warm_spares="needed",
+        spares_ahead=True,
+        aim=SloAim(),
+    ),
+    System(
+        "livescale-recent",
+        "livescale, but devices that hold nothing go to one model after the other, and spares that"
+        " were used last are kept, whoever needs them",
         live_order="zigzag",
         drain="move",
         warm_spares="recent",
@@ -179,7 +126,14 @@ _ALL = (
         "livescale, but devices get parameters when an instance is needed",
         live_order="zigzag",
         drain="move",
-        warm_spares="recent",
+        warm_spares="needed",
+        aim=SloAim(),
+    ),
+    System(
+        "livescale-no-spares",
+        "livescale-on-demand, but released devices keep nothing",
+        live_order="zigzag",
+        drain="move",
         aim=SloAim(),
     ),
     System(
@@ -187,7 +141,7 @@ _ALL = (
         "livescale, but it aims at a TTFT of 450 ms (livescale-slo:300ms: at another)",
         live_order="zigzag",
         drain="move",
-        warm_spares="recent",
+        warm_spares="needed",
         spares_ahead=True,
         aim=SloAim(ttft_ns=450_000_000),
     ),
@@ -355,7 +309,7 @@ _ALL = (
         "livescale, but parameters are there at once: what scaling alone could do",
         drain="move",
         load_ns=0,
-        warm_spares="recent",
+        warm_spares="needed",
         spares_ahead=True,
         aim=SloAim(),
     ),

@@ -126,7 +126,7 @@ def draw_flat_world(seed: int) -> SwarmWorld:
         faults=_faults(rng, until_ns),
     )
     config = _with_elastic_planes(config, seed)
-    keeping = random.Random(f"spares {seed}").choice(["off", "recent", "recent", "slow-links"])
+    keeping = random.Random(f"spares {seed}").choice(["off", "needed", "recent", "slow-links"])
     spare_idle_ns = random.Random(f"spare idle {seed}").choice([5, 1_000]) * NS_PER_MS
     config = changed(config, controller={"warm_spares": keeping, "spare_idle_ns": spare_idle_ns})
     rows = {policy.spec.name: draw_rows(rng, until_ns) for policy in policies}

@@ -1,0 +1,261 @@
+"""What a shared pool saves: models on fixed pools of their own, and all of them on one pool.
+
+The figure is in devices. A model keeps its promise if its attainment (the share of its requests
+that end well within its SLO) is at least 99 % of what it is with the largest pool all to itself.
+The fewest devices with which every model does so are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from livescale.clusters.files import NamedTopology
+from livescale.config.slo import SloAbsolute, SloError, SloRule
+from livescale.lab.bench.base.errors import BenchError
+from livescale.load.traces import TraceRow
+from livescale.report.run.summary import RunSummary, summarize
+from livescale.report.run.terminal import seconds, table
+from livescale.sim.pools.configs import build_config, tokens_max
+from livescale.sim.pools.limits import PooledModel
+from livescale.sim.pools.runs import PoolRun, fit_rows, lead_ns, run_pool, run_with_history
+from livescale.sim.pools.systems import SYSTEMS, System
+from livescale.telemetry.history.device_time import DeviceTime, device_time
+from livescale.values.units import NS_PER_S
+
+SHARING = (
+    "livescale-recent",
+    *("livescale", "livescale-on-demand", "livescale-no-spares"),
+    *("stop", "overlap", "serverlessllm", "allcache", "fixed-full"),
+)
+KEPT = 0.99
+"""Of the attainment with a pool of one's own."""
+_ANY = SloAbsolute(1 << 62, None)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedModel:
+    """A model, what is asked of it, and how its requests are judged: a rule that refers to a mean
+    is resolved against the model's run with the largest pool to itself."""
+
+    model: PooledModel
+    rows: Sequence[TraceRow]
+    slo: SloRule
+
+
+@dataclass(frozen=True, slots=True)
+class SharingOptions:
+    """The models share pools of so many `devices` each, ascending; `cluster` makes one."""
+
+    models: Sequence[SharedModel]
+    cluster: Callable[[int], NamedTopology]
+    devices: Sequence[int]
+    systems: Sequence[str] = SHARING
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPool:
+    """A model on fixed pools of its own: attainment with the largest one, and the fewest devices
+    that keep it."""
+
+    slo: SloAbsolute
+    attainment: float
+    devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharingRow:
+    """One system on so many devices. Latencies are of requests that ended well."""
+
+    system: str
+    devices: int
+    attainment: float
+    of_models: Mapping[str, float]
+    summary: RunSummary
+    spent: DeviceTime
+
+    def keeps(self, own: Mapping[str, OwnPool]) -> bool:
+        """Every model keeps its promise."""
+        return all(met >= KEPT * own[name].attainment for name, met in self.of_models.items())
+
+    def as_json(self) -> dict[str, object]:
+        ttft, tbt = self.summary.ttft, self.summary.tbt
+        return {
+            "system": self.system,
+            "devices": self.devices,
+            "attainment": self.attainment,
+            "worst_model_attainment": min(self.of_models.values()),
+            "attainment_of_models": dict(self.of_models),
+            "ttft_p99_s": ttft.p99_s if ttft else None,
+            "tbt_p99_s": tbt.p99_s if tbt else None,
+            "requests": self.summary.requests,
+            "failed": self.summary.failed,
+            "serving_s": self.spent.serve_ns / NS_PER_S,
+            "spare_s": self.spent.spare_ns / NS_PER_S,
+            "idle_s": self.spent.idle_ns / NS_PER_S,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SharingReport:
+    own: Mapping[str, OwnPool]
+    rows: Sequence[SharingRow]
+    seed: int
+
+    @property
+    def dedicated_devices(self) -> int:
+        """Of all models' own pools together."""
+        return sum(pool.devices for pool in self.own.values())
+
+    @property
+    def smallest(self) -> dict[str, int | None]:
+        """By system, the fewest devices with which every model keeps its promise (None: more than
+        were tried)."""
+        found: dict[str, int | None] = {}
+        for row in self.rows:
+            known = found.setdefault(row.system, None)
+            if known is None and row.keeps(self.own):
+                found[row.system] = row.devices
+        return found
+
+    @property
+    def devices_share(self) -> float | None:
+        """Devices that `livescale` needs over those of the models' own pools."""
+        needed = self.smallest.get("livescale")
+        return None if needed is None else needed / self.dedicated_devices
+
+    def text(self) -> str:
+        pools = [
+            [name, pool.devices, f"{100 * pool.attainment:.2f} %", str(pool.slo)]
+            for name, pool in self.own.items()
+        ]
+        header = ["system", "devices", "attainment", "worst model", "keeps", "failed"]
+        header += ["TTFT p99", "TBT p99", "serving s", "spare s", "idle s"]
+        lines = [
+            table(["model", "devices of its own", "attainment alone", "SLO"], pools),
+            table(header, [_cells(row, self.own) for row in self.rows]),
+            f"dedicated pools: {self.dedicated_devices} devices",
+            *(f"{name}: {needed or 'more than tried'}" for name, needed in self.smallest.items()),
+        ]
+        if self.devices_share is not None:
+            lines.append(f"livescale needs {100 * self.devices_share:.0f} % of dedicated pools")
+        return "\n\n".join(lines[:2]) + "\n\n" + "\n".join(lines[2:])
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "seed": self.seed,
+            "rows": [row.as_json() for row in self.rows],
+            "smallest": self.smallest,
+            "dedicated": {name: pool.devices for name, pool in self.own.items()},
+            "dedicated_devices": self.dedicated_devices,
+            "devices_share": self.devices_share,
+        }
+
+
+def run_sharing(options: SharingOptions, say: Callable[[str], None]) -> SharingReport:
+    """Play everything, one simulation after the other. The same options give the same rows.
+
+    Raises BenchError, which names the model that cannot be judged, and PoolError.
+    """
+    bench = _SharingBench(options)
+    own = {}
+    for shared in options.models:
+        own[shared.model.name] = found = bench.own_pool(shared)
+        told = f"{found.devices} devices of its own keep {100 * found.attainment:.2f} %"
+        say(f"  {shared.model.name}: {told}")
+    rows = []
+    for name in options.systems:
+        rows += [bench.row(SYSTEMS[name], count, own) for count in options.devices]
+        say(f"  {name}: {len(options.devices)} pools")
+    return SharingReport(own, rows, options.seed)
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _SharingBench:
+    options: SharingOptions
+    #: by model, as instances can serve them
+    _loads: dict[str, list[TraceRow]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.options.models or not self.options.devices:
+            raise BenchError("a shared pool has at least one model, and at least one size")
+        models = [shared.model for shared in self.options.models]
+        fewest = min(self.options.devices)
+        if fewest < sum(model.tp_size for model in models):
+            named = "1 device" if fewest == 1 else f"{fewest} devices"
+            raise BenchError(f"{named} for {len(models)} models: each has one instance at least")
+        largest = self.options.cluster(max(self.options.devices))
+        config = build_config(largest, models, SYSTEMS["livescale"])
+        for shared in self.options.models:
+            if not shared.rows:
+                raise BenchError(f"{shared.model.name} has no request")
+            fitted, _ = fit_rows(shared.rows, tokens_max(config, shared.model.name))
+            self._loads[shared.model.name] = fitted
+
+    def own_pool(self, shared: SharedModel) -> OwnPool:
+        """Fixed pools that serve this model alone, from the smallest one on."""
+        most = max(self.options.devices)
+        full = self._alone(shared.model, most)
+        try:
+            slo = shared.slo.resolve(full.timings())
+        except SloError as error:
+            raise BenchError(f"{shared.model.name}: {error}") from error
+        best = _attainment(full, slo)
+        for count in range(shared.model.tp_size, most, shared.model.tp_size):
+            if _attainment(self._alone(shared.model, count), slo) >= KEPT * best:
+                return OwnPool(slo, best, count)
+        return OwnPool(slo, best, most)
+
+    def row(self, system: System, count: int, own: Mapping[str, OwnPool]) -> SharingRow:
+        cluster = self.options.cluster(count)
+        models = [shared.model for shared in self.options.models]
+        weights = {
+            name: sum(row.input_tokens + row.output_tokens for row in rows)
+            for name, rows in self._loads.items()
+        }
+        config = build_config(cluster, models, system, weights)
+        run, history = run_with_history(config, self._loads, lead_ns(config), self.options.seed)
+        met = {name: _met(run, name, pool.slo) for name, pool in own.items()}
+        requests = sum(map(len, self._loads.values()))
+        return SharingRow(
+            system=system.name,
+            devices=count,
+            attainment=sum(met.values()) / requests,
+            of_models={name: count / len(self._loads[name]) for name, count in met.items()},
+            summary=summarize(run.timings(), _ANY),
+            spent=device_time(history, run.started_ns, run.ended_ns),
+        )
+
+    def _alone(self, model: PooledModel, devices: int) -> PoolRun:
+        config = build_config(self.options.cluster(devices), [model], SYSTEMS["fixed-full"])
+        load = {model.name: self._loads[model.name]}
+        return run_pool(config, load, lead_ns(config), self.options.seed)
+
+
+def _attainment(run: PoolRun, slo: SloAbsolute) -> float:
+    timings = run.timings()
+    return sum(map(slo.is_met, timings)) / len(timings)
+
+
+def _met(run: PoolRun, model: str, slo: SloAbsolute) -> int:
+    return sum(slo.is_met(line.timing()) for line in run.result.requests if line.model == model)
+
+
+def _cells(row: SharingRow, own: Mapping[str, OwnPool]) -> list[object]:
+    ttft, tbt = row.summary.ttft, row.summary.tbt
+    spent = (row.spent.serve_ns, row.spent.spare_ns, row.spent.idle_ns)
+    return [
+        row.system,
+        row.devices,
+        f"{100 * row.attainment:.2f} %",
+        f"{100 * min(row.of_models.values()):.2f} %",
+        "yes" if row.keeps(own) else "no",
+        row.summary.failed,
+        seconds(ttft.p99_s if ttft else None),
+        seconds(tbt.p99_s if tbt else None),
+        *(f"{ns / NS_PER_S:,.1f}" for ns in spent),
+    ]
