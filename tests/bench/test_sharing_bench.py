@@ -76,6 +76,7 @@ def test_the_smallest_pools_are_those_that_keep_the_promise(bench: Any) -> None:
         (("--devices", "x"), "--devices"),
         (("--systems", "fastest"), "fastest"),
         (("--per-host", "0"), "--per-host"),
+        (("--seconds", "30"), "Remove --seconds"),
         (("--slo", "soon"), "soon"),
         (("--devices", "1,4"), "1 device for 2 models"),
     ],

@@ -40,10 +40,8 @@ class ClaimedHosts:
         self._clock, self._members, self._stays = clock, members, stays
         places = {host: sum(not r.is_agent for r in config.on_host(host)) for host in demand.hosts}
         self._places = places
-        self._limits = HostLimits(
-            demand.hosts_min, len(places), min(places.values()), demand.idle_ns
-        )
-        self._wanted = WantedHosts(self._limits)
+        limits = HostLimits(demand.hosts_min, len(places), min(places.values()), demand.idle_ns)
+        self._wanted = WantedHosts(limits)
         self._ledger = self._new_ledger(())
         #: by number, the host of each claim once it has one
         self._claims: dict[int, str | None] = {}

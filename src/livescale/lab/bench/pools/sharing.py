@@ -210,8 +210,8 @@ class _SharingBench:
                 return OwnPool(slo, best, count)
         return OwnPool(slo, best, most)
 
-    def row(self, system: System, count: int, own: Mapping[str, OwnPool]) -> SharingRow:
-        cluster = self.options.cluster(count)
+    def row(self, system: System, devices: int, own: Mapping[str, OwnPool]) -> SharingRow:
+        cluster = self.options.cluster(devices)
         models = [shared.model for shared in self.options.models]
         weights = {
             name: sum(row.input_tokens + row.output_tokens for row in rows)
@@ -223,7 +223,7 @@ class _SharingBench:
         requests = sum(map(len, self._loads.values()))
         return SharingRow(
             system=system.name,
-            devices=count,
+            devices=devices,
             attainment=sum(met.values()) / requests,
             of_models={name: count / len(self._loads[name]) for name, count in met.items()},
             summary=summarize(run.timings(), _ANY),

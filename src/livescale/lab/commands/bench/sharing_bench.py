@@ -10,7 +10,14 @@ from livescale.clusters.files import NamedTopology
 from livescale.common.errors import UserError
 from livescale.config.slo import parse_slo
 from livescale.lab.bench.pools.sharing import SHARING, SharedModel, SharingOptions, run_sharing
-from livescale.lab.commands.bench.bench_flags import Bench, chosen, finish, say, whole_numbers
+from livescale.lab.commands.bench.bench_flags import (
+    Bench,
+    at_least,
+    chosen,
+    finish,
+    say,
+    whole_numbers,
+)
 from livescale.lab.commands.pool_choices import a800_workers, pooled
 from livescale.load.arrivals import named_trace
 from livescale.load.traces import window
@@ -53,8 +60,11 @@ def _sharing(arguments: argparse.Namespace) -> int:
     devices = whole_numbers(arguments.devices, "--devices", wanted, 1, 4096)
     if devices != sorted(set(devices)):
         raise UserError(f"--devices {arguments.devices!r} must be {wanted}")
-    if arguments.per_host < 1:
-        raise UserError("--per-host must be at least 1")
+    at_least(arguments, 1, "per_host")
+    if arguments.seconds is not None:
+        at_least(arguments, 1, "seconds")
+        if arguments.workload is not None:
+            raise UserError("--workload says how long its load is. Remove --seconds")
 
     def cluster(count: int) -> NamedTopology:
         return a800_workers(count, hosts=-(-count // arguments.per_host))
