@@ -28,6 +28,7 @@ from livescale.gateway.contract.pacing import (
     ReadPacer,
 )
 from livescale.gateway.http.https import HttpsFiles
+from livescale.gateway.http.unchunked import without_chunks
 from livescale.gateway.requests.direct import WritingConnection
 
 log = logging.getLogger(__name__)
@@ -169,14 +170,19 @@ class _Connection(WritingConnection):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        http_version = self.parser.get_http_version()
         with self._stopping_parser():
-            check_host(self.parser.get_http_version(), self.headers)
+            check_host(http_version, self.headers)
         self._is_in_head = False
         self._body_bytes = 0
         self._bounds.yielded()
         # The application has the same time for the body, and answers when it is over.
         self._expect(self._limits.receive_timeout_s + LINGER_S)
+        if http_version == "1.0":
+            self.expect_100_continue = False  # RFC 9110, 10.1.1: it knows no such answer
         super().on_headers_complete()
+        if http_version == "1.0":
+            without_chunks(self.cycle)
 
     def on_chunk_header(self) -> None:
         self._bounds.yielded()

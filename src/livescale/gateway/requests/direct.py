@@ -60,7 +60,7 @@ def offered_writer(scope: Scope) -> BodyWriter | None:
 
 
 class WritingConnection(HttpToolsProtocol):
-    """uvicorn's connection, which offers a BodyWriter with each request.
+    """uvicorn's connection, which offers a BodyWriter with each request of HTTP/1.1.
 
     One request of a connection is answered at a time, so that one writer is enough.
     """
@@ -76,7 +76,8 @@ class WritingConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()  # makes the request's task, which has not begun yet
-        self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
+        if self.scope["http_version"] != "1.0":  # which knows no chunks
+            self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
 
     def pause_writing(self) -> None:
         super().pause_writing()
