@@ -49,6 +49,8 @@ class Client(asyncio.Transport):
         self.received = bytearray()
         self.is_deaf = False
         self.is_lost = False
+        #: of what is being poured, taken by the server so far
+        self.poured_bytes = 0
         self._socket = _Socket()
         self._protocol = protocol
         self._unread = bytearray()
@@ -75,7 +77,9 @@ class Client(asyncio.Transport):
             await self._may_send.wait()
             if self.is_lost:
                 return
-            self._protocol.data_received(data[start : start + part_bytes])
+            part = data[start : start + part_bytes]
+            self.poured_bytes += len(part)
+            self._protocol.data_received(part)
             await asyncio.sleep(0)
         await settled()
 

@@ -1,8 +1,9 @@
 """What a client may ask of the gateway at most: bounds of a request and of its connection, of its
-head and trailers, and the Host that must be named. Parser and answers are in `server.py`."""
+head and trailers, and what a head must say. Parser and answers are in `server.py`."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ HEAD_BYTES_MAX = 64 * 1024
 """Bytes of the target and of names and values, trailers included: no honest client needs more."""
 HEADERS_MAX = 128
 """Headers and trailers of one request."""
+_HOST = re.compile(rb"([\w.~!$&'()*+,;=%-]*|\[[\w.~:%-]+\])(:\d*)?")
 
 
 class HeadBounds:
@@ -77,12 +79,26 @@ class HeadBounds:
             raise _too_large(f"exceeds {HEAD_BYTES_MAX} bytes")
 
 
-def check_host(http_version: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """The head names one Host (RFC 9112, 3.2); HTTP/1.0 need not. Raises ApiError (400)."""
-    hosts = sum(name == b"host" for name, _ in headers)
-    if hosts > 1 or (not hosts and http_version != "1.0"):
+def check_head(http_version: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """The head is of a version that is served, names one valid Host (RFC 9112, 3.2), which HTTP/1.0
+    need not, and no transfer coding but chunked (6.1). Raises ApiError (400, 501, 505)."""
+    if http_version not in ("1.0", "1.1"):
+        raise _not_supported(505, f"HTTP/{http_version} is not supported. Use HTTP/1.1")
+    hosts = []
+    for name, value in headers:
+        if name == b"host":
+            hosts.append(value)
+        elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            raise _not_supported(501, "The only supported Transfer-Encoding is chunked")
+    if len(hosts) > 1 or (not hosts and http_version != "1.0"):
         problem = "has no Host header" if not hosts else "has more than one Host header"
         raise invalid(f"The request {problem}", code="invalid_http")
+    if hosts and _HOST.fullmatch(hosts[0].strip()) is None:
+        raise invalid("The request's Host header is invalid", code="invalid_http")
+
+
+def _not_supported(status: int, message: str) -> ApiError:
+    return ApiError(status, message, code="http_not_supported")
 
 
 def _too_large(problem: str) -> ApiError:

@@ -59,31 +59,32 @@ class ReadPacer:
 
 
 class PacedFlow(FlowControl):
-    """A connection's flow control that can be held: nothing is read until it is released, and then
-    only if the application wants more."""
+    """A connection's flow control that can be held: nothing is read until every hold is released,
+    and then only if the application wants more."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
-        self._is_held = False
+        self._holds = 0
 
     def hold(self) -> None:
-        if not (self._is_held or self.read_paused or self._transport.is_closing()):
+        if not (self._holds or self.read_paused or self._transport.is_closing()):
             self._transport.pause_reading()
-        self._is_held = True
+        self._holds += 1
 
     def release(self) -> None:
-        self._is_held = False
-        if not self.read_paused and not self._transport.is_closing():
+        """One of the holds."""
+        self._holds -= 1
+        if not (self._holds or self.read_paused or self._transport.is_closing()):
             self._transport.resume_reading()
 
     def pause_reading(self) -> None:
-        if self._is_held:
+        if self._holds:
             self.read_paused = True
         else:
             super().pause_reading()
 
     def resume_reading(self) -> None:
-        if self._is_held:
+        if self._holds:
             self.read_paused = False
         else:
             super().resume_reading()

@@ -16,11 +16,13 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+import httptools
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from livescale.gateway.contract.errors import ApiError, invalid, request_too_slow
-from livescale.gateway.contract.limits import HeadBounds, Limits, check_host
+from livescale.gateway.contract.limits import HeadBounds, Limits, check_head
 from livescale.gateway.contract.pacing import (
     PACED_BYTES_PER_S,
     PACED_FROM_BYTES,
@@ -42,6 +44,8 @@ LINGER_S = 1.0
 """After the time for a request is over the application may still answer so."""
 REFUSED_S = 2.0
 """For which more of a request is read that has been answered: its client may only then read."""
+AHEAD_BYTES_MAX = 64 * 1024
+"""Of further requests, read while one is answered; beyond it the client is not read."""
 
 
 async def serve(
@@ -105,6 +109,9 @@ class _Connection(WritingConnection):
     `_reading` runs while the client should read: one that reads nothing is cut off, and the
     application sees it leave. Neither costs anything per token. What comes of a large body is read
     in turns with other large bodies, also when it is refused and only has to go.
+
+    While a request is answered its connection is read on, or nobody would notice that its client
+    has left. What comes are further requests: `_ahead` keeps them as bytes until it is their turn.
     """
 
     flow: PacedFlow
@@ -122,6 +129,14 @@ class _Connection(WritingConnection):
         self._bounds = HeadBounds()
         #: what is wrong with the request under way, found while the parser was in it
         self._problem: ApiError | None = None
+        #: of the request that is answered; `cycle` is that of the last one that has come
+        self._answered: RequestResponseCycle | None = None
+        self._ahead = bytearray()
+        self._is_ahead_full = False
+        #: what is wrong behind the requests that are answered
+        self._refusal: ApiError | None = None
+        #: the head of a request that asks for another protocol, without that
+        self._plain_head: bytes | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -132,12 +147,34 @@ class _Connection(WritingConnection):
         for timer in (self._receiving, self._reading):
             if timer is not None:
                 timer.cancel()
+        answered, self._answered = self._answered, None
+        if answered is not None and not answered.response_complete:
+            answered.disconnected = True
+            answered.message_event.set()
+        self.pipeline.clear()
         super().connection_lost(exc)
 
     # -- a request that does not arrive ---------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        if not self._is_answering():
+            self._take(data)
+            return
+        self._ahead += data
+        if len(self._ahead) > AHEAD_BYTES_MAX and not self._is_ahead_full:
+            self._is_ahead_full = True
+            self.flow.hold()
+
+    def _take(self, data: bytes) -> None:
+        """Of the request whose turn it is, and perhaps of others behind it."""
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            message = "Invalid HTTP request received."
+            self.logger.warning(message)
+            self._refuse(self._problem or invalid(message, code="invalid_http"))
+            return
         if self.transport.is_closing():
             return
         try:
@@ -151,6 +188,25 @@ class _Connection(WritingConnection):
             self.flow.hold()
             is_refused = self.cycle.response_complete
             self._pacer.wait(len(data), self.flow.release, is_refused=is_refused)
+        if self._is_answering():
+            # Paused because of a long body, or of a request behind this one.
+            self.flow.resume_reading()
+
+    def _parse(self, data: bytes) -> None:
+        """Raises HttpParserError."""
+        rest = memoryview(data)
+        while True:
+            try:
+                self.parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as upgrade:
+                # The parser has taken the head, and what follows for another protocol's.
+                rest = rest[upgrade.args[0] :]
+                head, self._plain_head = self._plain_head, None
+                if head is None:
+                    return  # behind a CONNECT, which has been refused
+                self.parser.feed_data(head)
+            else:
+                return
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -172,7 +228,11 @@ class _Connection(WritingConnection):
     def on_headers_complete(self) -> None:
         http_version = self.parser.get_http_version()
         with self._stopping_parser():
-            check_host(http_version, self.headers)
+            check_head(http_version, self.headers)
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            # No other protocol is spoken here, and who asks for one gets an answer without it.
+            self._plain_head = self._head_without_upgrade(http_version)
+            return
         self._is_in_head = False
         self._body_bytes = 0
         self._bounds.yielded()
@@ -183,6 +243,13 @@ class _Connection(WritingConnection):
         super().on_headers_complete()
         if http_version == "1.0":
             without_chunks(self.cycle)
+        if not self.pipeline:
+            self._answered = self.cycle
+
+    def _head_without_upgrade(self, http_version: str) -> bytes:
+        first = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, http_version.encode())
+        headers = (b"%b: %b" % header for header in self.headers if header[0] != b"upgrade")
+        return b"\r\n".join((first, *headers, b"\r\n"))
 
     def on_chunk_header(self) -> None:
         self._bounds.yielded()
@@ -194,14 +261,13 @@ class _Connection(WritingConnection):
 
     def on_message_complete(self) -> None:
         self._bounds.yielded()
+        if self._plain_head is not None:
+            return  # it comes once more
         self._body_bytes = None
         super().on_message_complete()
         if self._receiving is not None:
             self._receiving.cancel()
             self._receiving = None
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(self._problem or invalid(msg, code="invalid_http"))
 
     @contextlib.contextmanager
     def _stopping_parser(self) -> Iterator[None]:
@@ -234,14 +300,20 @@ class _Connection(WritingConnection):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer what is not a request, or not yet, and close. No id: it never got one."""
-        if not self._is_answering() and not self.transport.is_closing():
+        if self._is_answering():
+            self._refusal = error  # when it is its turn
+            return
+        if not self.transport.is_closing():
             body = error.body()
-            head = (
-                f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}\r\n"
-                f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-                "connection: close\r\n\r\n"
-            )
-            self.transport.write(head.encode("ascii") + body)
+            lines = [
+                b"HTTP/1.1 %d %b" % (error.status, http.HTTPStatus(error.status).phrase.encode()),
+                *(b"%b: %b" % header for header in self.server_state.default_headers),
+                b"content-type: application/json",
+                b"content-length: %d" % len(body),
+                b"connection: close",
+                b"\r\n" if self.parser.get_method() == b"HEAD" else b"\r\n" + body,
+            ]
+            self.transport.write(b"\r\n".join(lines))
         self._close()
 
     # -- a client that does not read ------------------------------------------------------------
@@ -259,6 +331,8 @@ class _Connection(WritingConnection):
             self._watch_reading()  # the rest has to go, too
 
     def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._answered = self.pipeline[-1][0]
         super().on_response_complete()
         if self.transport.is_closing():
             self._watch_reading()
@@ -267,6 +341,21 @@ class _Connection(WritingConnection):
             is_refused = self._body_bytes is not None and self.cycle.response_complete
             rest_s = self._limits.receive_timeout_s + LINGER_S
             self._expect(REFUSED_S if is_refused else rest_s)
+        if not (self.transport.is_closing() or self._is_answering()):
+            self._take_ahead()
+
+    def _take_ahead(self) -> None:
+        """What has come behind the requests that are answered now."""
+        if self._refusal is not None:
+            self._refuse(self._refusal)
+            return
+        ahead = bytes(self._ahead)
+        self._ahead.clear()
+        if self._is_ahead_full:
+            self._is_ahead_full = False
+            self.flow.release()
+        if ahead:
+            self._take(ahead)
 
     def timeout_keep_alive_handler(self) -> None:
         self._close()
