@@ -36,7 +36,7 @@ HELP = {
     "generation_tokens": "Tokens generated",
     "time_to_first_token_seconds": "Time from the arrival of a request to its first token",
     "inter_token_latency_seconds": "Time between two consecutive tokens of a request",
-    "e2e_request_latency_seconds": "Time from the arrival of a finished request to its end",
+    "e2e_request_latency_seconds": "Time from the arrival of a finished request to its last token",
     "request_queue_time_seconds": "Time that a request waited in the gateway for an instance",
     "slo_requests": "Requests by SLO (ttft, tbt, all) and by whether the request met it",
     "goodput_tokens": "Tokens of requests that met the whole SLO",
