@@ -69,7 +69,6 @@ class Attempts:
             request=event.request,
             part=state.entry.part,
             prompt_tokens=event.prompt_tokens,
-            output_tokens_max=event.output_tokens_max,
             now_ns=now_ns,
             client=ClientShare(event.client, event.weight),
         )
