@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from livescale.common.settings import ConfigError
 from livescale.config.slo import SloAbsolute
-from livescale.load.traces import TraceRow, burst_trace, read_trace, write_trace
+from livescale.load.traces import TraceRow, burst_trace, read_trace
 from livescale.load.workloads import Workload, WorkloadModel, read_workload
+from trace_files import write_trace
 
 S = 1_000_000_000
 ROLE_MISTAKES = [
