@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.load.arrivals import GammaShape, gamma_arrivals, gamma_trace, named_trace
-from livescale.load.traces import TraceError, TraceRow, at_rate, burst_trace, rotate, write_trace
+from livescale.load.traces import TraceError, TraceRow, at_rate, burst_trace, rotate
+from trace_files import write_trace
 
 S = 1_000_000_000
 seeds = st.integers(0, 1 << 32)

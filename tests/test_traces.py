@@ -23,8 +23,8 @@ from livescale.load.traces import (
     summary,
     upscale,
     window,
-    write_trace,
 )
+from trace_files import write_trace
 
 S = 1_000_000_000
 HEADER = "arrival_s,input_tokens,output_tokens"

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from livescale.load.traces import TraceRow, write_trace
+from livescale.load.traces import TraceRow
 from livescale.main import main
+from trace_files import write_trace
 
 S = 1_000_000_000
 SYSTEMS = {"fixed-full", "fixed-auto", "stop", "overlap", "zigzag", "livescale", "ideal"}

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,6 +37,7 @@ from livescale.lab.bench.lines.variation_training import (
     trained,
 )
 from livescale.main import main
+from livescale.values.scaling_policies import VariationWeights
 
 QUICK = ["--lines", 12, "--requests", 20_000]
 
@@ -201,7 +203,8 @@ def test_the_command_trains(tmp_path: Path) -> None:
     file = tmp_path / "weights.json"
     words = [*QUICK, "--training-lines", 6, "--training-requests", 2000, "--training-steps", 20]
     assert main(["bench", "variation", *map(str, words), "--train", str(file)]) == 0
-    assert variation_weights(file) != variation_weights()
+    made = msgspec.json.decode(file.read_bytes(), type=VariationWeights)
+    assert made != variation_weights()
 
 
 def test_weights_have_a_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,11 @@ import commands
 import pytest
 
 from effort import mostly_long
-from livescale.load.traces import TraceRow, write_trace
+from livescale.load.traces import TraceRow
 from livescale.telemetry.record.record import RequestLine, read_record
 from livescale.telemetry.replay import replay
 from slowness import patient, patient_ms
+from trace_files import write_trace
 
 KEYS = {
     *("trace", "requests", "failed", "max_instances", "final_instances", "scale_ups"),

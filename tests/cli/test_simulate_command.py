@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from livescale.load.traces import TraceRow, write_trace
+from livescale.load.traces import TraceRow
 from livescale.main import main
 from livescale.telemetry.record.record import RequestLine, read_record
 from livescale.telemetry.replay import replay
+from trace_files import write_trace
 
 S = 1_000_000_000
 CLUSTER = """

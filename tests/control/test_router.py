@@ -48,7 +48,7 @@ def assigned(router: Router, now_ns: int = 0, count: int = 3) -> list[tuple[str,
 def test_least_outstanding_work_first_then_the_lower_id() -> None:
     router = Router(8)
     for number, tokens in enumerate([50, 10, 10, 10]):
-        router.arrive(f"r{number}", M, tokens, 1)
+        router.arrive(f"r{number}", M, tokens)
     assert assigned(router) == [("r0", 10), ("r1", 11), ("r2", 12), ("r3", 11)]
 
 
@@ -74,21 +74,21 @@ def test_of_equals_the_one_that_was_given_a_request_longest_ago_comes_first() ->
     that goes on does not say how far that is."""
     router = Router(64, binding=LateBinding())
     for name, due in (("r0", 0), ("r1", 1), ("r2", 2)):
-        router.arrive(name, M, 60, 1)
+        router.arrive(name, M, 60)
         assert assigned(router) == [(name, 10 + due)]
     for number in (1, 0, 2):
         router.end(router.requests[f"r{number}"])
-        router.arrive(f"r{3 + number}", M, 60, 1)
+        router.arrive(f"r{3 + number}", M, 60)
         assert assigned(router) == [(f"r{3 + number}", 10 + number)], "it has nothing"
     for name, due in (("r6", 1), ("r7", 0), ("r8", 2), ("r9", 1)):
-        router.arrive(name, M, 60, 1)
+        router.arrive(name, M, 60)
         assert assigned(router) == [(name, 10 + due)]
 
 
 def test_an_instance_holds_few_tokens_that_are_not_computed() -> None:
     router = Router(64, binding=LATE)
     for number, tokens in enumerate([60, 40, 40, 250, 10]):
-        router.arrive(f"r{number}", M, tokens, 1)
+        router.arrive(f"r{number}", M, tokens)
     # After r0 come as many tokens of the shortest ones.
     assert assigned(router, count=1) == [("r0", 10), ("r4", 10)]
     router.progressed(W[0], reported(30, begun_tokens=40))
@@ -107,10 +107,10 @@ def test_an_instance_holds_few_tokens_that_are_not_computed() -> None:
 
 def test_what_an_instance_reports_counts_where_it_is_more() -> None:
     router = Router(64, binding=LATE)
-    record = router.arrive("r0", M, 10, 1)
+    record = router.arrive("r0", M, 10)
     record.is_admitted = record.is_started = True
     router.place(record, W[0])
-    router.arrive("r1", M, 50, 1)
+    router.arrive("r1", M, 50)
     router.progressed(W[0], reported(60))
     assert assigned(router, count=1) == []
     router.progressed(W[0], reported(50))
@@ -119,10 +119,10 @@ def test_what_an_instance_reports_counts_where_it_is_more() -> None:
 
 def test_an_instance_that_left_requests_out_gets_no_more() -> None:
     router = Router(64, binding=LATE)
-    router.arrive("r0", M, 1, 1)
+    router.arrive("r0", M, 1)
     assert assigned(router, count=1) == [("r0", 10)]
     router.progressed(W[0], reported(1, left_out=1))
-    router.arrive("r1", M, 1, 1)
+    router.arrive("r1", M, 1)
     assert assigned(router, count=1) == []
     assert router.left_over(M) == 1
     assert assigned(router, count=2) == [("r1", 11)]
@@ -131,7 +131,7 @@ def test_an_instance_that_left_requests_out_gets_no_more() -> None:
 def test_prompts_that_wait_for_others_lack_no_place() -> None:
     router = Router(64, binding=LATE)
     for number in range(3):
-        router.arrive(f"r{number}", M, 100, 1)
+        router.arrive(f"r{number}", M, 100)
     assert assigned(router, count=1) == [("r0", 10)]
     assert (router.waiting(M), router.left_over(M)) == (2, 0)
     assert assigned(router, count=0) == []
@@ -141,7 +141,7 @@ def test_prompts_that_wait_for_others_lack_no_place() -> None:
 def test_a_long_prompt_keeps_one_instance_free_of_others() -> None:
     router = Router(64, binding=LateBinding(ahead_tokens_max=100, oldest_prompt_percent=100))
     for number, tokens in enumerate([90, 50, 300, 10, 10]):
-        router.arrive(f"r{number}", M, tokens, 1)
+        router.arrive(f"r{number}", M, tokens)
     # The third one waits for instance 11, which will be free first.
     assert assigned(router, count=2) == [("r0", 10), ("r1", 11), ("r3", 10)]
     router.start("r0", 1)
@@ -162,7 +162,7 @@ def test_what_is_the_part_of_waking_instances_waits_for_them(
     the burst is dealt out as if all had been there."""
     router = Router(64, binding=LateBinding(ahead_tokens_max=10_000))
     for number, tokens in enumerate(prompts):
-        router.arrive(f"r{number}", M, tokens, 1)
+        router.arrive(f"r{number}", M, tokens)
     routes = [to(10 + number, W[number]) for number in range(serving)]
     share = ceil(sum(prompts) / (serving + waking))
     held: dict[int, list[int]] = {}
@@ -187,7 +187,7 @@ def test_new_instances_get_their_part_of_a_burst(
     Runs, and no instance is idle while prompts wait."""
     router = Router(64, binding=LateBinding(ahead_tokens_max=2 * run_tokens))
     for number, tokens in enumerate(prompts):
-        router.arrive(f"r{number}", M, tokens, 1)
+        router.arrive(f"r{number}", M, tokens)
     first = assigned(router, count=1)
     sizes = [router.requests[request].prompt_tokens for request, _ in first]
     assert len(sizes) == 1 or sum(sizes) <= 2 * run_tokens
@@ -211,7 +211,7 @@ def test_new_instances_get_their_part_of_a_burst(
 def test_an_instance_holds_few_requests_that_it_has_not_started() -> None:
     router = Router(2)
     for number in range(5):
-        router.arrive(f"r{number}", M, 1, 1)
+        router.arrive(f"r{number}", M, 1)
     assert assigned(router, count=1) == [("r0", 10), ("r1", 10)]
     assert assigned(router, count=1) == []
     router.start("r0", 9)
@@ -222,8 +222,8 @@ def test_an_instance_holds_few_requests_that_it_has_not_started() -> None:
 
 def test_a_retried_request_goes_before_those_that_came_later() -> None:
     router = Router(1)
-    first = router.arrive("r0", M, 1, 1)
-    router.arrive("r1", M, 1, 1)
+    first = router.arrive("r0", M, 1)
+    router.arrive("r1", M, 1)
     assert assigned(router, count=1) == [("r0", 10)]
     router.retry(first)
     assert assigned(router, count=1) == [("r0", 10)]
@@ -238,7 +238,7 @@ def given_out(router: Router, count: int, *live: Route) -> list[tuple[str, int]]
 def test_a_pair_is_chosen_by_what_both_have_and_how_fast_both_are() -> None:
     router = Router(8, binding=EarlyBinding())
     for number, tokens in enumerate([100, 30, 30, 10, 10]):
-        router.arrive(f"r{number}", M, tokens, 1)
+        router.arrive(f"r{number}", M, tokens)
     both = pair(W[1], W[2], cost_permille=500)
     # r0 goes to instance 10. The pair has 30 and 60 tokens, which cost it half, and so on.
     assert given_out(router, 1, both) == [
@@ -251,14 +251,14 @@ def test_a_pair_is_chosen_by_what_both_have_and_how_fast_both_are() -> None:
     router.move(router.requests["r1"], W[2])
     assert (router.outstanding_tokens(W[1]), router.outstanding_tokens(W[2])) == (50, 30)
     for number in range(3):
-        router.arrive(f"s{number}", M, 60, 1)
+        router.arrive(f"s{number}", M, 60)
     assert given_out(router, 1, both) == [("s0", 20), ("s1", 20), ("s2", 10)]
 
 
 def test_a_pair_may_have_more_that_neither_has_started() -> None:
     router = Router(1, live_ahead_max=3)
     for number in range(6):
-        router.arrive(f"r{number}", M, 1, 1)
+        router.arrive(f"r{number}", M, 1)
     both = pair(W[1], W[0])
     assert given_out(router, 1) == [("r0", 10)]
     assert given_out(router, 0, both) == [("r1", 20), ("r2", 20)]
@@ -270,7 +270,7 @@ def test_a_pair_may_have_more_that_neither_has_started() -> None:
 def test_a_loading_instance_alone_gets_what_would_wait_longer_for_others() -> None:
     router = Router(1)
     for number in range(5):
-        router.arrive(f"r{number}", M, 100, 1)
+        router.arrive(f"r{number}", M, 100)
     loading = alone(20, W[1], lag_tokens=250)
     # Instance 10 is full with r0, and by the time that r2 is done everything is loaded.
     assert given_out(router, 1, loading) == [("r0", 10), ("r3", 20), ("r4", 20)]
@@ -283,14 +283,14 @@ def test_a_loading_instance_is_bound_to_what_it_computes_until_it_has_everything
     """And two Runs more: what comes behind that can still go to others."""
     router = Router(8, binding=LateBinding(ahead_tokens_max=200))
     for number in range(9):
-        router.arrive(f"r{number}", M, 100, 1)
+        router.arrive(f"r{number}", M, 100)
     one = Route((Hop((Partner(20, W[1]),), None),), lag_tokens=300, ahead_tokens=300)
     assert given_out(router, 0, one) == [(f"r{number}", 20) for number in range(5)]
     first = Hop((Partner(20, W[1]),), None, Does.PREFILL)
     two = Route(
         (first, Hop((Partner(21, W[2]),), None)), pair=PairProgress(0, 4, 300), ahead_tokens=300
     )
-    router.arrive("other", M, 200, 1)
+    router.arrive("other", M, 200)
     router.place(router.requests["other"], W[0])
     # Instance 10 is full, and could take some of them later.
     assert given_out(router, 1, two) == [("r5", 20), ("r6", 20)], "both have two Runs"
@@ -301,7 +301,7 @@ def test_a_pair_without_others_gets_more_than_one_instance_computes_while_it_loa
     """What waits could go nowhere else, and its target runs ahead on all that it has."""
     router = Router(8, live_ahead_max=20, binding=LateBinding(ahead_tokens_max=200))
     for number in range(20):
-        router.arrive(f"r{number}", M, 100, 1)
+        router.arrive(f"r{number}", M, 100)
     hops = (Hop((Partner(20, W[1]),), None, Does.PREFILL), Hop((Partner(21, W[2]),), None))
     pair = Route(hops, pair=PairProgress(0, 4, 600), ahead_tokens=600)
     # Two Runs for each, and one and a half times what one instance computes.
@@ -312,7 +312,7 @@ def test_what_comes_late_to_a_pair_goes_where_it_is_done_sooner() -> None:
     """The pair is as fast as one at first, and as two when all of its layers are there."""
     router = Router(8, live_ahead_max=20, binding=LateBinding(ahead_tokens_max=2000))
     for number in range(12):
-        router.arrive(f"r{number}", M, 100, 1)
+        router.arrive(f"r{number}", M, 100)
     first = Hop((Partner(20, W[1]),), None, Does.PREFILL)
     hops = (first, Hop((Partner(21, W[2]),), None))
     both = Route(hops, pair=PairProgress(0, 4, 400), ahead_tokens=400)
@@ -325,15 +325,15 @@ def test_what_comes_late_to_a_pair_goes_where_it_is_done_sooner() -> None:
 def test_loading_instances_share_evenly_when_nobody_serves() -> None:
     router = Router(1)
     for number in range(4):
-        router.arrive(f"r{number}", M, 100, 1)
+        router.arrive(f"r{number}", M, 100)
     both = [alone(20 + number, W[number], lag_tokens=1 << 40) for number in range(2)]
     assert given_out(router, 0, *both) == [("r0", 20), ("r1", 21), ("r2", 20), ("r3", 21)]
 
 
 def test_an_avoided_worker_is_left_alone_for_a_while() -> None:
     router = Router(8)
-    record = router.arrive("r0", M, 1, 1)
-    router.arrive("r1", M, 1, 1)
+    record = router.arrive("r0", M, 1)
+    router.arrive("r1", M, 1)
     record.avoided, record.avoided_until_ns = (W[0],), 5
     assert assigned(router, 4, count=1) == [("r1", 10)], "others are not held up"
     assert assigned(router, 5, count=1) == [("r0", 10)]
@@ -342,16 +342,16 @@ def test_an_avoided_worker_is_left_alone_for_a_while() -> None:
 def test_a_client_with_many_requests_does_not_take_the_turns_of_others() -> None:
     router = Router(1)
     for number in range(100):
-        router.arrive(f"many{number}", M, 1, 1, client=ClientShare("many"))
-    router.arrive("few", M, 1, 1, client=ClientShare("few"))
+        router.arrive(f"many{number}", M, 1, client=ClientShare("many"))
+    router.arrive("few", M, 1, client=ClientShare("few"))
     assert assigned(router, count=2) == [("many0", 10), ("few", 11)]
 
 
 def test_a_turn_is_worth_the_weight_of_the_client() -> None:
     router = Router(100)
     for number in range(4):
-        router.arrive(f"a{number}", M, 1, 1, client=ClientShare("a", 3))
-        router.arrive(f"b{number}", M, 1, 1, client=ClientShare("b"))
+        router.arrive(f"a{number}", M, 1, client=ClientShare("a", 3))
+        router.arrive(f"b{number}", M, 1, client=ClientShare("b"))
     order = [request for request, _ in assigned(router, count=1)]
     assert order == ["a0", "a1", "a2", "b0", "a3", "b1", "b2", "b3"]
 
@@ -362,7 +362,7 @@ def test_what_is_found_under_way_uses_up_no_turn(steps: list[str]) -> None:
     router = Router(1)
     for number in range(20):
         for name in ("a", "b"):
-            router.arrive(f"{name}{number}", M, 1, 1, client=ClientShare(name))
+            router.arrive(f"{name}{number}", M, 1, client=ClientShare(name))
     served = []
     for number, step in enumerate(steps):
         if step == "assign":
@@ -371,7 +371,7 @@ def test_what_is_found_under_way_uses_up_no_turn(steps: list[str]) -> None:
             served.append(request[0])
         else:
             client = ClientShare(step.removeprefix("found "))
-            router.found(router.arrive(f"old{number}", M, 1, 1, client=client), W[2])
+            router.found(router.arrive(f"old{number}", M, 1, client=client), W[2])
             router.validate()
     assert served == [("a", "b")[number % 2] for number in range(len(served))]
 
@@ -379,11 +379,11 @@ def test_what_is_found_under_way_uses_up_no_turn(steps: list[str]) -> None:
 def test_one_client_does_not_get_all_places_beside_others() -> None:
     router = Router(16, places=8)
     for number in range(20):
-        router.arrive(f"many{number}", M, 1, 1, client=ClientShare("many"), now_ns=1)
+        router.arrive(f"many{number}", M, 1, client=ClientShare("many"), now_ns=1)
     assert len(assigned(router, 2, count=1)) == 16, "alone it may have all, and some ahead"
     for number in range(12):
         router.end(router.requests[f"many{number}"])
-    router.arrive("few0", M, 1, 1, client=ClientShare("few"), now_ns=3)
+    router.arrive("few0", M, 1, client=ClientShare("few"), now_ns=3)
     got = [request for request, _ in assigned(router, 4, count=1)]
     assert got == ["many16", "few0", "many17", "many18"], "seven of eight places, and no more"
     router.end(router.requests["few0"])
@@ -396,10 +396,10 @@ def test_nothing_is_left_of_a_part_that_is_forgotten() -> None:
     """A model that is published again under its name begins anew."""
     router = Router(16, places=8)
     for name in ("few", "many"):
-        router.end(router.arrive(name, M, 1, 1, client=ClientShare(name)))
+        router.end(router.arrive(name, M, 1, client=ClientShare(name)))
     router.forget_part(M)
     for number in range(8):
-        router.arrive(f"many{number}", M, 1, 1, client=ClientShare("many"))
+        router.arrive(f"many{number}", M, 1, client=ClientShare("many"))
     assert len(assigned(router, count=1)) == 8, "nobody else is known"
 
 
@@ -423,7 +423,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.arrivals += 1
         request = f"r{self.arrivals}"
         self.records[request] = self.router.arrive(
-            request, M, tokens, 1, now_ns=self.now_ns, client=ClientShare(client)
+            request, M, tokens, now_ns=self.now_ns, client=ClientShare(client)
         )
 
     @rule(tokens=st.integers(1, 90), client=st.sampled_from(CLIENTS), data=st.data())

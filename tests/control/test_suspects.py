@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stories import W, arrived, finished, reported, serving, step
@@ -21,7 +22,7 @@ class Pool:
 
     def __init__(self, **config: object) -> None:
         self.now_ns = 1
-        self.controller = serving(WORKERS, WORKERS, instances_max=8, avoid_ns=1, **config)
+        self.controller = serving(WORKERS, WORKERS, instances_max=8, **{"avoid_ns": 1, **config})
         self.worker_of: dict[RequestId, WorkerRef] = {}
         self.attempt_of: dict[RequestId, int] = {}
         self.failed: list[RequestId] = []
@@ -153,3 +154,27 @@ def test_a_worker_that_is_lost_to_gateways_alone_is_no_suspects_for_ever() -> No
     pool.dies(worker)
     records = pool.controller.router.requests
     assert [records[request].failures for request in beside] == [1] * len(beside)
+
+
+@pytest.mark.parametrize("is_soon", [False, True])
+def test_a_worker_is_a_suspects_while_its_end_may_be_seen(is_soon: bool) -> None:
+    """A gateway loses the worker, with a suspect; other requests end well there, and again others
+    are there when it is lost: for the same reason only if that is soon."""
+    pool = Pool(request_attempts_max=4, avoid_ns=100 if is_soon else 1)
+    pool.step(arrived("a"))
+    pool.dies(pool.worker_of["a"])
+    worker = pool.worker_of["a"]
+    pool.step(*(arrived(f"r{n}") for n in range(40)))
+    pool.step(RequestEnded("a", pool.attempt_of["a"], Outcome.WORKER_LOST))
+    beside = pool.on(worker)
+    assert beside
+    for request in beside:
+        del pool.worker_of[request]
+    ends = [finished(request, pool.attempt_of[request]) for request in beside]
+    pool.step(*ends, *(arrived(f"s{n}") for n in range(40)))
+    later = pool.on(worker)
+    assert later
+    assert "a" not in later
+    pool.dies(worker)
+    records = pool.controller.router.requests
+    assert [records[request].failures for request in later] == [0 if is_soon else 1] * len(later)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import msgspec
@@ -11,11 +12,17 @@ from reported_records import STARTED_NS, Row, S, played, reported
 from livescale.clusters.topology import Device, Host
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.messages.commands import Dispatch, StartHolding
-from livescale.messages.events import AgentJoined, RequestEnded, WorkerJoined, WorkerLost
+from livescale.messages.events import (
+    AgentJoined,
+    MembersLeave,
+    RequestEnded,
+    WorkerJoined,
+    WorkerLost,
+)
 from livescale.report.html import html_report
 from livescale.report.run_report import failover_text, run_text
-from livescale.sim.base.config import FaultConfig, SimConfig
-from livescale.telemetry.history.reading import Loss, read_history
+from livescale.sim.base.config import FaultConfig, HostStay, SimConfig
+from livescale.telemetry.history.reading import Departure, Loss, read_history
 from livescale.telemetry.record.record import RECORD_VERSION, AnyLine, RunLine, StepLine
 from livescale.values.routes import Duty
 from livescale.values.types import HoldingId, LayerSpan, Outcome, WorkerRef, agent_ref
@@ -72,6 +79,71 @@ def test_a_run_without_losses_has_no_such_table() -> None:
     run = reported("calm", lines)
     assert failover_text(run) == ""
     assert "Losses and replacements" not in html_report([run], "calm")
+
+
+def test_who_leaves_in_order_is_not_lost() -> None:
+    """Of those that are to leave, too, one that has a part in an instance when it is gone is."""
+    idle, serving, other, agent = WorkerRef(0), WorkerRef(1), WorkerRef(2), agent_ref(3)
+    load = StartHolding(
+        HoldingId(1, serving), "m", LayerSpan(0, 1), (), 1, duty=Duty(1, (serving,))
+    )
+    copy = StartHolding(HoldingId(2, agent), "m", LayerSpan(0, 1), (), 1)
+    lines = [
+        BEGUN,
+        step(
+            1,
+            *(WorkerJoined(worker, DEVICE) for worker in (idle, serving, other)),
+            AgentJoined(agent, Host("h", "leaf", 1)),
+            commands=(load, copy),
+        ),
+        step(2, MembersLeave((idle, serving, agent)), commands=(Dispatch("a", 0, 1, serving),)),
+        step(3, WorkerLost(serving, "killed")),
+        step(4, WorkerLost(idle, "closed"), WorkerLost(agent, "closed"), WorkerLost(other, "died")),
+        step(9, WorkerJoined(WorkerRef(0, 1), DEVICE)),
+        step(10, WorkerLost(WorkerRef(0, 1), "died")),
+    ]
+    history = read_history(lines)
+    assert history.losses == [
+        Loss(3, "worker w1.0", "killed", ("m",), 1),
+        Loss(4, "worker w2.0", "died"),
+        Loss(10, "worker w0.1", "died"),
+    ]
+    assert history.departures == [
+        Departure(4, "worker w0.0", back_ns=9),
+        Departure(4, "host agent h3.0", ("m",)),
+    ]
+
+
+def test_a_report_says_apart_who_left_and_who_was_lost() -> None:
+    config = SimConfig.default(LLAMA_3_8B, workers=4)
+    hosts = tuple(Host(f"host-{n}", "leaf-0", 192 * 10**9) for n in range(2))
+    controller = msgspec.structs.replace(config.controller, agents_expected=2)
+    leave_ns = STARTED_NS + 6 * S
+    config = msgspec.structs.replace(
+        config,
+        controller=controller,
+        hosts=hosts,
+        faults=FaultConfig(worker_losses=1, until_ns=STARTED_NS + 4 * S),
+        stays=(HostStay("host-1", until_ns=leave_ns, patience_ns=60 * S, away_ns=5 * S),),
+    )
+    rows = [Row(STARTED_NS + k * 80_000_000, 1500, 20) for k in range(200)]
+    run = reported("both", played(rows, config), started_ns=0)
+    [lost] = run.history.losses
+    left = run.history.departures
+    assert lost.at_ns < leave_ns
+    assert len(left) == 3
+    assert all(leave_ns < one.at_ns < (one.back_ns or 0) for one in left)
+    figures = run.as_json()
+    assert (figures["members_lost"], figures["members_left"]) == (1, 3)
+    losses, departures = failover_text(run).split("\n\n")
+    assert lost.member in losses
+    assert all(one.member in departures for one in left)
+    page = html_report([run], "both")
+    _, losses, departures = re.split("Losses and replacements</h2>|Departures</h2>", page)
+    assert lost.member in losses
+    assert all(one.member in departures for one in left)
+    assert {"device_lost_s", "device_left_s"} <= run.figures.keys()
+    assert re.search(r"lost \d.* %, left \d", run_text(run))
 
 
 def test_a_lost_worker_names_its_model_and_the_requests_that_it_had() -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from effort import mostly_long
 from livescale.lab.reproduce.base.claim import JUDGES, AbsentError, Conditions, Verdict
 from livescale.lab.reproduce.run import CLAIMS, reproduce
-from livescale.load.traces import TraceRow, write_trace
+from livescale.load.traces import TraceRow
+from trace_files import write_trace
 
 
 def ids(text: str) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 import os
 import random
 import subprocess
 import sys
+import weakref
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -246,7 +248,7 @@ def test_messages_come_in_order_and_no_faster_than_links(
         link.send(sender, kv)
         link.send(refs[receiver], TellPeer(sender, Pull(key)))
     if dies is not None:
-        clock.at(dies * MS, lambda: link.leave(sender))
+        clock.at(dies * MS, lambda: link.died(sender))
     while clock.run_next():
         pass
     totals = dict.fromkeys(range(3), 0)
@@ -347,3 +349,33 @@ def test_who_was_given_up_while_it_was_silent_learns_that_its_connections_were_c
     assert all(ears[ref].lost == ([silent] if ref in talked else []) for ref in refs[:3])
     assert all(at <= given_up_ms * MS for ear in ears.values() for at, _ in ear.received[:-1])
     assert ears[refs[0]].received[-1][1] == late.message
+
+
+@given(delays=st.randoms(use_true_random=False), is_silent=st.booleans(), is_given_up=st.booleans())
+def test_nothing_is_kept_of_workers_that_died(
+    delays: random.Random, is_silent: bool, is_given_up: bool
+) -> None:
+    clock = Clock()
+    worker, other = WorkerRef(0), WorkerRef(1)
+    topology = Topology(devices={ref: make_device(1 << 30) for ref in (worker, other)})
+    serving = Transfers(clock, topology, TransferTimes(1, 1)).moves.serving
+    link = LiveLink(clock, serving, Late(delays, clock), lambda *_: None)
+    ears = {ref: Ear(clock) for ref in (worker, other)}
+    link.join(worker, ears[worker].put)
+    link.join(other, ears[other].put)
+    link.send(worker, TellPeer(other, Pull(BatchKey(1, 1))))
+    if is_silent:
+        link.hold(worker)
+    if is_given_up:
+        link.leave(worker)
+    link.died(worker)
+    link.send(worker, TellPeer(other, Pull(BatchKey(1, 2))))
+    while clock.run_next():
+        pass
+    assert ears[other].lost == [worker]
+    dead = ears.pop(worker)
+    assert (dead.received, dead.lost) == ([], [])
+    kept = weakref.ref(dead)
+    del dead
+    gc.collect()
+    assert kept() is None

@@ -18,6 +18,7 @@ from livescale.messages.events import (
     HoldingReport,
     LayerArrived,
     LiveStarted,
+    MembersLeave,
     RoleChanged,
     WorkerJoined,
     WorkerLost,
@@ -49,7 +50,18 @@ happenings = st.lists(
     st.tuples(
         st.sampled_from(MEMBERS),
         st.sampled_from(
-            ["live", "layer", "whole", "failed", "dropped", "drain", "lost", "join", "role"]
+            [
+                "live",
+                "layer",
+                "whole",
+                "failed",
+                "dropped",
+                "drain",
+                "lost",
+                "leave",
+                "join",
+                "role",
+            ]
         ),
         st.integers(1, LAYERS),
     ),
@@ -164,6 +176,8 @@ def test_who_reads_an_opening_alone_would_open_with_the_same(
         if what == "lost":
             held.pop(member, None)
             tell(follower, WorkerLost(member, "gone"))
+        elif what == "leave":
+            tell(follower, MembersLeave((member,)))
         elif what == "join" or member not in held:
             # A member that joins again, with nothing, has lost what was there.
             held[member] = None

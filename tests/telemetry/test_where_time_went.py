@@ -16,6 +16,7 @@ from livescale.messages.events import (
     HoldingDropped,
     HoldingFailed,
     LiveStarted,
+    MembersLeave,
     WorkerJoined,
     WorkerLost,
 )
@@ -37,11 +38,11 @@ NEXT = {
     "drain": ("resume", "drop", "lose"),
     "resume": ("drain", "lose"),
 }
-FREE = ("load", "spare", "lose")
+FREE = ("load", "spare", "lose", "leave")
 USES = {
     **{"load": DeviceUse.LOADING, "live": DeviceUse.LOADING, "whole": DeviceUse.SERVING},
     **{"drain": DeviceUse.DRAINING, "resume": DeviceUse.SERVING, "spare": DeviceUse.SPARE},
-    **{"lose": DeviceUse.LOST, "free": DeviceUse.IDLE},
+    **{"lose": DeviceUse.LOST, "leave": DeviceUse.LEFT, "free": DeviceUse.IDLE},
 }
 
 #: a worker, a choice of what happens there, a model, and the time until then
@@ -93,12 +94,12 @@ class Story:
     def _happen(self, worker: int, choice: int, model: str) -> None:
         state, held_model = self._state[worker]
         ref = WorkerRef(worker, self._lives[worker])
-        if state == "lose":
+        if state in ("lose", "leave"):
             self._lives[worker] += 1
             self._tell(WorkerJoined(WorkerRef(worker, self._lives[worker]), DEVICE))
             self._state[worker] = ("free", "")
             return
-        able = FREE if state == "free" else NEXT.get(state, ("drop", "lose"))
+        able = FREE if state == "free" else NEXT.get(state, ("drop", "lose", "leave"))
         what = able[choice % len(able)]
         if what in ("load", "spare"):
             self._numbers += 1
@@ -117,12 +118,15 @@ class Story:
             "fail": HoldingFailed(held, ""),
             "drop": HoldingDropped(held),
             "lose": WorkerLost(ref, ""),
+            "leave": WorkerLost(ref, ""),
         }
+        if what == "leave":
+            self._tell(MembersLeave((ref,)))
         self._tell(said[what])
         if what in ("fail", "drop"):
             self._state[worker] = ("free", "")
         else:
-            self._state[worker] = (what, "" if what == "lose" else held_model)
+            self._state[worker] = (what, "" if what in ("lose", "leave") else held_model)
 
     def history(self, requests: list[tuple[str, int, int, int, int]] = []) -> History:  # noqa: B006
         lines = [
@@ -151,8 +155,14 @@ def test_every_nanosecond_of_every_device_counts_once(
     assert found == tuple(
         uses.count(u) for u in (DeviceUse.LOADING, DeviceUse.SERVING, DeviceUse.DRAINING)
     )
-    rest = (spent.spare_ns, spent.idle_ns, spent.lost_ns)
-    assert rest == tuple(uses.count(u) for u in (DeviceUse.SPARE, DeviceUse.IDLE, DeviceUse.LOST))
+    assert (spent.spare_ns, spent.idle_ns) == (
+        uses.count(DeviceUse.SPARE),
+        uses.count(DeviceUse.IDLE),
+    )
+    assert (spent.lost_ns, spent.left_ns) == (
+        uses.count(DeviceUse.LOST),
+        uses.count(DeviceUse.LEFT),
+    )
     for worker, stretches in device_stretches(told.history(), from_ns, to_ns).items():
         spelled = [s[2:] for s in stretches for _ in range(s.stop_ns - s.start_ns)]
         assert spelled == told.seconds[worker][from_ns:to_ns]

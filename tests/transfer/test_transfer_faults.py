@@ -532,8 +532,6 @@ def test_parcels_overtake_chunks_in_order() -> None:
         assert recorder.news == [("first_byte",)]
         assert came == [(world.refs[0], b) for b in (b"one", bytes(100_000), b"")]
         recorder.check_completed(manifest)
-        assert world.planes[0].usage().parcel_sent_bytes == 100_003
-        assert world.planes[1].usage().parcel_received_bytes == 100_003
 
 
 def test_parcels_have_bounds() -> None:

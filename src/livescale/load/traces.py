@@ -1,4 +1,4 @@
-"""Request traces as values: find, read, write, cut, scale and generate lists of TraceRow.
+"""Request traces as values: find, read, cut, scale and generate lists of TraceRow.
 
 Ground floor: arithmetic lives here, formats of files in `formats.py`, arrival processes in
 `arrivals.py`. Replaying a trace (sending its requests) does not, and neither does the environment:
@@ -8,16 +8,15 @@ callers pass the data directory.
 from __future__ import annotations
 
 import bisect
-import gzip
 import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from livescale.load.formats import OWN_COLUMNS, parse_trace_file
 from livescale.load.formats import TraceError as TraceError
 from livescale.load.formats import TraceRow as TraceRow
+from livescale.load.formats import parse_trace_file
 from livescale.values.units import NS_PER_S
 
 _SUFFIXES = ("", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
@@ -66,19 +65,6 @@ def read_trace(path: Path) -> list[TraceRow]:
     Raises TraceError naming file and line.
     """
     return parse_trace_file(path).rows
-
-
-def write_trace(path: Path, rows: Sequence[TraceRow]) -> None:
-    """Write the rows so that `read_trace` gives them back; gzipped if the name ends in .gz.
-
-    The same rows give the same bytes.
-    """
-    lines = [",".join(OWN_COLUMNS)]
-    for row in rows:
-        seconds, rest_ns = divmod(row.arrival_ns, NS_PER_S)
-        lines.append(f"{seconds}.{rest_ns:09d},{row.input_tokens},{row.output_tokens}")
-    content = ("\n".join(lines) + "\n").encode()
-    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
 def upscale(rows: Sequence[TraceRow], factor: float, seed: int) -> list[TraceRow]:

@@ -60,14 +60,10 @@ class WorkloadModel(Value, frozen=True):
 
 
 class Workload(Value, frozen=True):
-    """Many models on one pool. All requests arrive in [0, duration_ns).
-
-    `failed_requests` is how many the traces listed as failed; they are not among the rows.
-    """
+    """Many models on one pool. All requests arrive in [0, duration_ns)."""
 
     duration_ns: int
     models: tuple[WorkloadModel, ...]
-    failed_requests: int
 
     @property
     def requests(self) -> int:
@@ -95,7 +91,7 @@ def read_workload(path: Path, data_dir: Path | None, seed: int) -> Workload:
     for number, item in enumerate(entries):
         where = f"{path}: models[{number}]"
         reader.add(_entry(as_mapping(item, where), where), where)
-    return Workload(reader.duration_ns, tuple(reader.models.values()), reader.failed_requests)
+    return Workload(reader.duration_ns, tuple(reader.models.values()))
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
@@ -187,7 +183,6 @@ class _Reader:
     duration_ns: int
     seed: int
     models: dict[str, WorkloadModel] = field(default_factory=dict)
-    failed_requests: int = 0
     _rows: dict[str, list[TraceRow]] = field(default_factory=dict)
 
     def add(self, entry: _Entry, where: str) -> None:
@@ -249,11 +244,9 @@ class _Reader:
         """What a trace holds of the workload's time; a generated one is every model's own."""
         if name in self._rows:
             return self._rows[name]
-        trace = named_trace(name, self.data_dir, seed)
-        rows = window(trace.rows, 0, self.duration_ns)
+        rows = window(named_trace(name, self.data_dir, seed).rows, 0, self.duration_ns)
         if not is_generated(name):
             self._rows[name] = rows
-            self.failed_requests += trace.failed_requests
         return rows
 
     def _moved(self, rows: list[TraceRow], entry: _Entry, n: int) -> list[TraceRow]:

@@ -60,6 +60,7 @@ def compared_figures(runs: Sequence[ReportedRun]) -> list[ComparedFigure]:
         row("spare: parameters, no instance", "device_spare_s", _device_time),
         row("idle devices", "device_idle_s", _device_time),
         row("lost devices", "device_lost_s", _device_time),
+        row("devices that left", "device_left_s", _device_time),
         row("starts of instances", "starts", "{:,.0f}".format),
         row("warm starts", "warm_hit_rate", _percent),
         row("loaded to devices", "loaded_bytes", size_text, relative=True),

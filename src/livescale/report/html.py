@@ -19,8 +19,10 @@ from livescale.report.run.role_usage import ROLE_HEADER, role_rows
 from livescale.report.run.stage_usage import STAGE_HEADER, stage_rows
 from livescale.report.run.terminal import seconds
 from livescale.report.run_report import (
+    DEPARTURE_HEADER,
     FAILOVER_HEADER,
     change_text,
+    departure_cells,
     event_stories,
     failover_cells,
     phases_s,
@@ -71,6 +73,7 @@ def html_report(runs: Sequence[ReportedRun], title: str) -> str:
         roles=[(run.name, role_table(run)) for run in runs if run.by_role],
         stages=[(run.name, stage_table(run)) for run in runs if run.by_stage],
         failovers=[(run.name, failover_table(run)) for run in runs if run.history.losses],
+        departures=[(run.name, departure_table(run)) for run in runs if run.history.departures],
         events=[(run.name, scale_event_table(run)) for run in runs],
         worth=[(run.name, worth_sentence(run), life_table(run)) for run in runs],
         notes=gallery.notes,
@@ -165,6 +168,12 @@ def failover_table(run: ReportedRun) -> WordTable:
     """One row per member that was lost, and when its successor was there."""
     rows = [failover_cells(loss, run.started_ns) for loss in run.history.losses]
     return _table(FAILOVER_HEADER, rows, ("at", "requests", "replaced after"))
+
+
+def departure_table(run: ReportedRun) -> WordTable:
+    """One row per member that left in order, and when it was back."""
+    rows = [departure_cells(one, run.started_ns) for one in run.history.departures]
+    return _table(DEPARTURE_HEADER, rows, ("at", "back after"))
 
 
 def role_table(run: ReportedRun) -> WordTable:

@@ -12,7 +12,7 @@ from livescale.report.run.summary import Latency, RunSummary
 from livescale.report.run.terminal import seconds, step_chart, table
 from livescale.report.run.usage import ModelUsage, usage_by_model
 from livescale.report.run.where_time_went import device_text, slow_text
-from livescale.telemetry.history.reading import CONTROLLER, Loss
+from livescale.telemetry.history.reading import CONTROLLER, Departure, Loss
 from livescale.telemetry.history.waiting import SLOWEST_PERCENT
 from livescale.telemetry.record.record import LoadPhases, ScaleLine
 from livescale.values.types import Role
@@ -21,6 +21,7 @@ from livescale.values.units import NS_PER_S
 MUTATION = "mutation"
 """The reason of decisions that move instances from one role to another."""
 FAILOVER_HEADER = ("at", "lost", "held", "requests", "reason", "replaced after")
+DEPARTURE_HEADER = ("at", "left", "held", "back after")
 
 
 def run_text(run: ReportedRun) -> str:
@@ -48,9 +49,11 @@ def change_text(event: ScaleLine) -> str:
 
 
 def failover_text(run: ReportedRun) -> str:
-    """Losses and replacements; empty without any."""
-    rows = [failover_cells(loss, run.started_ns) for loss in run.history.losses]
-    return table(FAILOVER_HEADER, rows) if rows else ""
+    """Losses and replacements, then departures; empty without any."""
+    lost = [failover_cells(loss, run.started_ns) for loss in run.history.losses]
+    left = [departure_cells(one, run.started_ns) for one in run.history.departures]
+    tables = [(FAILOVER_HEADER, lost), (DEPARTURE_HEADER, left)]
+    return "\n\n".join(table(header, rows) for header, rows in tables if rows)
 
 
 def event_stories(
@@ -91,17 +94,24 @@ def failover_cells(loss: Loss, started_ns: int) -> tuple[str, ...]:
         back = seconds((loss.back_ns - loss.at_ns) / NS_PER_S)
         # Its end is not on record.
         back = f"at most {back}" if loss.member == CONTROLLER else back
-    return (
-        f"{(loss.at_ns - started_ns) / NS_PER_S:,.2f} s",
-        loss.member,
-        ", ".join(loss.held) or "-",
-        str(loss.requests),
-        loss.reason,
-        back,
-    )
+    at, held = _at(loss.at_ns, started_ns), ", ".join(loss.held) or "-"
+    return (at, loss.member, held, str(loss.requests), loss.reason, back)
+
+
+def departure_cells(departure: Departure, started_ns: int) -> tuple[str, ...]:
+    """A row of words below DEPARTURE_HEADER; times count from the start of the load."""
+    back = "not"
+    if departure.back_ns is not None:
+        back = seconds((departure.back_ns - departure.at_ns) / NS_PER_S)
+    held = ", ".join(departure.held) or "-"
+    return (_at(departure.at_ns, started_ns), departure.member, held, back)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _at(at_ns: int, started_ns: int) -> str:
+    return f"{(at_ns - started_ns) / NS_PER_S:,.2f} s"
 
 
 def _scale_table(run: ReportedRun) -> str:

@@ -102,9 +102,9 @@ class Recording:
         self._file.begin_part()
         settings, start = self._settings, self._start
         self._write(RunLine(RECORD_VERSION, "real", config, settings, start, is_continued=True))
-        joined, draining = self._follower.opening()
+        received, ordered = self._follower.opening()
         now_ns = time.monotonic_ns()
-        self._write(StepLine(now_ns, tuple(joined), tuple(draining), now_ns))
+        self._write(StepLine(now_ns, tuple(received), tuple(ordered), now_ns))
 
     def _write(self, line: AnyLine) -> None:
         self._file.write(encode_line(line))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.common.settings import ConfigError
 from livescale.config.variation import variation_weights
 from livescale.control.stages.formulas.attention import (
     FEATURES,
@@ -118,13 +116,3 @@ def test_predictions_are_positive_numbers(
     for found in learned_cvs(stages, arrivals(1.0, cv), WEIGHTS):
         assert math.isfinite(found)
         assert found >= 0
-
-
-def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "weights.json"
-    file.write_bytes(msgspec.json.encode(msgspec.structs.replace(WEIGHTS, attention=(1.0,))))
-    with pytest.raises(ConfigError, match="inconsistent lengths"):
-        variation_weights(file)
-    file.write_text("{}")
-    with pytest.raises(ConfigError, match=r"weights\.json"):
-        variation_weights(file)

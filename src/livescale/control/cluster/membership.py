@@ -84,7 +84,7 @@ class Membership:
         """A worker or an agent is gone, with all that it held. One that an earlier controller knew
         may be lost before it has joined here: then gateways have announced what it was asked."""
         if not self._fleet.is_alive(event.worker):
-            return self._attempts.worker_lost(event.worker, _lost(event))
+            return self._attempts.worker_lost(event.worker, now_ns, _lost(event))
         if not event.worker.is_agent:
             self._instance_lost(event, now_ns)
         self._fleet.leave(event.worker)
@@ -145,10 +145,10 @@ class Membership:
             is_asked = self._fleet.instance_on(instance.worker) is instance
             self._fleet.move(instance, WorkerLost)
             if is_asked:
-                self._attempts.worker_lost(instance.worker, reason)
+                self._attempts.worker_lost(instance.worker, now_ns, reason)
             for leader in filter(self._fleet.is_alive, instance.leaders):
                 self._attempts.partner_lost(leader, now_ns, reason)
-        self._attempts.worker_lost(event.worker, reason)
+        self._attempts.worker_lost(event.worker, now_ns, reason)
 
 
 def _role_of(copy: Copy) -> Role:

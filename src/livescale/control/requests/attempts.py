@@ -47,8 +47,9 @@ class Attempts:
         self._failed: list[FailRequest] = []
         #: requests whose attempts have failed too often, unless one is under way after all
         self._given_up: list[RequestRecord] = []
-        #: workers that gateways have lost: whether one of their requests had lost another before
-        self._suspected: dict[WorkerRef, bool] = {}
+        #: workers that gateways have lost: when the first of them said so, and whether one of the
+        #: requests there had lost another worker before
+        self._suspected: dict[WorkerRef, tuple[int, bool]] = {}
         #: by leader, the last worker that its requests may have ended
         self._partners_lost: dict[WorkerRef, _PartnerLost] = {}
         #: ends of requests' avoidance of workers, in order
@@ -68,7 +69,6 @@ class Attempts:
             request=event.request,
             part=state.entry.part,
             prompt_tokens=event.prompt_tokens,
-            output_tokens_max=event.output_tokens_max,
             now_ns=now_ns,
             client=ClientShare(event.client, event.weight),
         )
@@ -152,11 +152,8 @@ class Attempts:
             # alive, and the request must not be sent to it again.
             worker = record.worker
             self._avoid_worker(record, now_ns)
-            is_spared = self._had_suspect(worker) and not record.failures
+            is_spared = self._had_suspect(worker, now_ns) and not record.failures
             self._attempt_failed(record, f"worker {worker} was lost", is_spared=is_spared)
-            if not self._router.on_worker(worker):
-                # It may live on, and is lost to the gateways alone: a later loss is another one.
-                del self._suspected[worker]
         elif event.worker not in (None, record.worker):
             # Another worker has taken the attempt over, or that one had, and has ended it.
             if event.outcome is Outcome.RETURNED and event.moves > record.moves:
@@ -177,10 +174,10 @@ class Attempts:
             self._router.end(record)
         return True
 
-    def worker_lost(self, worker: WorkerRef, reason: str) -> bool:
+    def worker_lost(self, worker: WorkerRef, now_ns: int, reason: str) -> bool:
         """The attempts under way there have failed. False if there were none."""
         records = self._router.on_worker(worker)
-        had_suspect = self._had_suspect(worker)
+        had_suspect = self._had_suspect(worker, now_ns)
         for record in records:
             is_spared = had_suspect and not record.failures
             self._attempt_failed(record, reason, is_spared=is_spared)
@@ -251,7 +248,7 @@ class Attempts:
             self._lost_with_partner(record, lost)
 
     def _is_about(self, then_ns: int, now_ns: int) -> bool:
-        """What a worker's partner and the controller see of its end may be so far apart."""
+        """What others and the controller see of a worker's end may be so far apart."""
         return now_ns - then_ns <= self._config.avoid_ns
 
     def _lost_with_partner(self, record: RequestRecord, lost: _PartnerLost) -> None:
@@ -267,11 +264,16 @@ class Attempts:
             record.is_alone = self._has_one_left(record)
             self._give_up_late(record)
 
-    def _had_suspect(self, worker: WorkerRef) -> bool:
-        """One of the requests that the worker had when it ended had lost another worker before."""
+    def _had_suspect(self, worker: WorkerRef, now_ns: int) -> bool:
+        """One of the requests that the worker had when it ended had lost another worker before. It
+        may live on, and be lost to gateways alone: a later loss is another one."""
         had_one = any(record.failures for record in self._router.on_worker(worker))
-        self._suspected[worker] = self._suspected.get(worker, False) or had_one
-        return self._suspected[worker]
+        first_ns, had_one_then = self._suspected.get(worker, (now_ns, False))
+        if self._is_about(first_ns, now_ns):
+            self._suspected[worker] = first_ns, had_one_then or had_one
+        else:
+            self._suspected[worker] = now_ns, had_one
+        return self._suspected[worker][1]
 
     def _attempt_failed(self, record: RequestRecord, reason: str, *, is_spared: bool) -> None:
         """The attempt ended with its worker, by which the request loses one unless it `is_spared`:

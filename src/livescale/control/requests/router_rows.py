@@ -22,7 +22,6 @@ class RequestRecord:
     part: Part
     entry: Part
     prompt_tokens: int
-    output_tokens_max: int
     #: order of arrival: a retried request goes back to its place
     order: int
     #: who sent it, and how many requests a turn of that client is worth

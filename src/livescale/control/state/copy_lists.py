@@ -17,34 +17,31 @@ from livescale.values.types import InstanceId, WorkerRef
 @dataclass(frozen=True, slots=True)
 class CopyList:
     """A model's copies in the order of their holders: those that may be read, arriving ones
-    included, of these the ones in the memory of the pool's hosts, and the complete ones, `holders`
-    of which are on devices. The `lasting` ones are complete and no guest's."""
+    included, of these the ones in the memory of the pool's hosts, and the complete ones on devices.
+    The `lasting` ones are complete, on devices or hosts, and no guest's."""
 
     there: list[Copy]
     on_hosts: list[Copy]
-    complete: list[Copy]
+    on_devices: list[Copy]
     lasting: list[Copy]
-    holders: int
 
     def with_changed(
         self, copies: Mapping[Copy, bool], guests: Container[WorkerRef] = ()
     ) -> CopyList:
         """The lists after these copies changed; False: the copy was removed."""
         there, on_hosts = [*self.there], [*self.on_hosts]
-        complete, lasting, holders = [*self.complete], [*self.lasting], self.holders
+        on_devices, lasting = [*self.on_devices], [*self.lasting]
         for copy, is_kept in copies.items():
             is_there, is_complete = is_kept and copy.is_there, is_kept and copy.is_complete
             is_guests = copy.holder in guests
             _list(there, copy, is_there)
             _list(on_hosts, copy, is_there and copy.is_on_host and not is_guests)
+            _list(on_devices, copy, is_complete and not copy.is_on_host)
             _list(lasting, copy, is_complete and not is_guests)
-            was_complete = _list(complete, copy, is_complete)
-            if not copy.is_on_host:
-                holders += is_complete - was_complete
-        return CopyList(there, on_hosts, complete, lasting, holders)
+        return CopyList(there, on_hosts, on_devices, lasting)
 
 
-_NO_COPIES = CopyList([], [], [], [], 0)
+_NO_COPIES = CopyList([], [], [], [])
 
 
 class CopyLists:
@@ -114,8 +111,8 @@ class CopyLists:
         return held or "empty"
 
 
-def _list(copies: list[Copy], copy: Copy, is_listed: bool) -> bool:
-    """The copy stands in this list, in its holder's place, or does not. Says whether it did."""
+def _list(copies: list[Copy], copy: Copy, is_listed: bool) -> None:
+    """The copy stands in this list from now on, in its holder's place, or does not."""
     first = bisect_left(copies, copy.holder, key=_holder)
     end = bisect_right(copies, copy.holder, lo=first, key=_holder)
     place = next((at for at in range(first, end) if copies[at] is copy), None)
@@ -123,7 +120,6 @@ def _list(copies: list[Copy], copy: Copy, is_listed: bool) -> bool:
         copies.insert(end, copy)
     elif place is not None and not is_listed:
         del copies[place]
-    return place is not None
 
 
 def _holder(copy: Copy) -> WorkerRef:

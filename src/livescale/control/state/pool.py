@@ -140,7 +140,7 @@ class ParameterPool:
 
     def count_holders(self, model: str) -> int:
         """How many complete copies are on devices."""
-        return self._lists.of(model).holders
+        return len(self._lists.of(model).on_devices)
 
     def whole(self, model: str, rank: int) -> list[Holding]:
         """Whole holdings of a rank that may be read, in the order of their copies."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from livescale.messages.events import MembersLeave, WorkerJoined, WorkerLost
+from livescale.messages.events import WorkerJoined, WorkerLost
 from livescale.report.pictures.canvas import (
     ACCENT,
     COLOURS,
@@ -30,6 +30,7 @@ from livescale.report.pictures.lanes import (
     tint,
 )
 from livescale.report.run.reported_run import ReportedRun
+from livescale.telemetry.history.changes import member_name
 from livescale.telemetry.history.reading import History
 from livescale.telemetry.record.record import StepLine
 from livescale.telemetry.timeline import spans_of_serving
@@ -41,8 +42,8 @@ _MARKS = {"joined": (">", ACCENT), "lost": ("X", "#D55E00"), "left": ("<", LIMIT
 
 @dataclass(frozen=True, slots=True)
 class HostVisit:
-    """A host from its first worker's joining until it was gone (`is_lost`: without a word); times
-    are the record's, None: it was there to the end. `workers` are the numbers of its workers."""
+    """A host from its first worker's joining until it was gone (`is_lost`: not in order); times are
+    the record's, None: it was there to the end. `workers` are the numbers of its workers."""
 
     host: str
     workers: tuple[int, ...]
@@ -51,33 +52,27 @@ class HostVisit:
     is_lost: bool = False
 
 
-def host_visits(steps: Sequence[StepLine]) -> list[HostVisit]:
+def host_visits(run: ReportedRun) -> list[HostVisit]:
     """Every visit of every host that has workers, by name and then in order."""
     there: dict[str, tuple[int, dict[int, None]]] = {}
     host_of: dict[int, str] = {}
-    leaving: dict[str, None] = {}
+    left = {departure.member for departure in run.history.departures}
     visits: list[HostVisit] = []
-
-    def end(host: str, now_ns: int) -> None:
-        joined_ns, workers = there.pop(host)
-        is_lost = host not in leaving
-        leaving.pop(host, None)
-        visits.append(HostVisit(host, tuple(sorted(workers)), joined_ns, now_ns, is_lost))
-
-    for step in steps:
+    for step in run.lines:
+        if not isinstance(step, StepLine):
+            continue
         for event in step.events:
             if isinstance(event, WorkerJoined):
                 host = event.device.host
                 host_of[event.worker.worker] = host
                 there.setdefault(host, (step.now_ns, {}))[1][event.worker.worker] = None
-            elif isinstance(event, MembersLeave):
-                leaving |= {
-                    host_of[ref.worker]: None for ref in event.members if ref.worker in host_of
-                }
             elif isinstance(event, WorkerLost):
-                lost_on = host_of.pop(event.worker.worker, None)
-                if lost_on is not None and lost_on not in host_of.values():
-                    end(lost_on, step.now_ns)
+                was_on = host_of.pop(event.worker.worker, None)
+                if was_on is not None and was_on not in host_of.values():
+                    joined_ns, workers = there.pop(was_on)
+                    is_lost = member_name(event.worker) not in left
+                    numbers = tuple(sorted(workers))
+                    visits.append(HostVisit(was_on, numbers, joined_ns, step.now_ns, is_lost))
     visits += [
         HostVisit(host, tuple(sorted(workers)), joined_ns)
         for host, (joined_ns, workers) in there.items()
@@ -88,7 +83,7 @@ def host_visits(steps: Sequence[StepLine]) -> list[HostVisit]:
 def host_picture(path: Path, run: ReportedRun, title: str) -> None:
     """Two plots over one time: instances that serve, by host, and a lane per host. Raises as
     `draw_picture`."""
-    visits = host_visits([line for line in run.lines if isinstance(line, StepLine)])
+    visits = host_visits(run)
     hosts = sorted({visit.host for visit in visits})
     until_s = (run.history.end_ns - run.started_ns) / NS_PER_S
     joined_s = [(visit.joined_ns - run.started_ns) / NS_PER_S for visit in visits]

@@ -257,6 +257,8 @@ class ReportedRun:
         if losses:
             back = [loss for loss in losses if loss.back_ns is not None]
             figures |= {"members_lost": len(losses), "members_replaced": len(back)}
+        if self.history.departures:
+            figures["members_left"] = len(self.history.departures)
         live = self.live_stories
         if live:
             figures |= {

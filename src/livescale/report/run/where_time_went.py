@@ -9,7 +9,7 @@ from livescale.values.units import NS_PER_S
 
 
 def device_figures(spent: DeviceTime) -> dict[str, float]:
-    """Device-seconds by use. Lost ones are left out where no worker was lost."""
+    """Device-seconds by use. Those of absent workers are left out where there are none."""
     parts_ns = {
         "load": spent.load_ns,
         "serve": spent.serve_ns,
@@ -17,8 +17,7 @@ def device_figures(spent: DeviceTime) -> dict[str, float]:
         "spare": spent.spare_ns,
         "idle": spent.idle_ns,
     }
-    if spent.lost_ns:
-        parts_ns["lost"] = spent.lost_ns
+    parts_ns |= _absent_ns(spent)
     return {f"device_{name}_s": part_ns / NS_PER_S for name, part_ns in parts_ns.items()}
 
 
@@ -47,10 +46,9 @@ def device_text(spent: DeviceTime) -> str:
         "draining": spent.drain_ns,
         "spare": spent.spare_ns,
         "idle": spent.idle_ns,
-        "lost": spent.lost_ns,
+        **_absent_ns(spent),
     }
-    shares = [f"{name} {100 * ns / total_ns:.1f} %" for name, ns in words.items()]
-    return ", ".join(shares if spent.lost_ns else shares[:-1])
+    return ", ".join(f"{name} {100 * ns / total_ns:.1f} %" for name, ns in words.items())
 
 
 def slow_text(slow: SlowRequests) -> str:
@@ -66,3 +64,12 @@ def slow_text(slow: SlowRequests) -> str:
     parts = [f"{seconds(ns / slow.requests / NS_PER_S)} {name}" for name, ns in words.items()]
     mean_s = slow.ttft_ns / slow.requests / NS_PER_S
     return f"{seconds(mean_s)} to the first token on average: {', '.join(parts)}"
+
+
+# -- helpers --------------------------------------------------------------------------------------
+
+
+def _absent_ns(spent: DeviceTime) -> dict[str, int]:
+    """Why workers were absent, and for how long, where any were."""
+    absent_ns = {"lost": spent.lost_ns, "left": spent.left_ns}
+    return {name: ns for name, ns in absent_ns.items() if ns}

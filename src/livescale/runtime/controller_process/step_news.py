@@ -78,7 +78,7 @@ class StepNews:
         if isinstance(change, changes.MemberJoined):
             again = " in its place" if change.member.incarnation else ""
             return News(f"{changes.member_name(change.member)} has joined{again}")
-        if isinstance(change, changes.MemberLost):
+        if isinstance(change, changes.MemberGone):
             if change.member in self._leaving:
                 self._leaving.remove(change.member)
                 return News(f"{changes.member_name(change.member)} has left")

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 
 from livescale.config.pool import PoolConfig
 from livescale.control.cluster.lease import LeaseClaim, LeaseTerms
@@ -29,12 +28,9 @@ def lease_terms(config: PoolConfig) -> LeaseTerms:
 class LeaseKeeper:
     """Lives on an event loop; the store is asked on other threads, once at a time."""
 
-    def __init__(
-        self, claim: LeaseClaim, store: LeaseStore, clock_ns: Callable[[], int] = lease_clock_ns
-    ) -> None:
+    def __init__(self, claim: LeaseClaim, store: LeaseStore) -> None:
         self._claim = claim
         self._store = store
-        self._clock_ns = clock_ns
         #: why the store could not be asked last ("": it could)
         self.problem = ""
 
@@ -49,7 +45,7 @@ class LeaseKeeper:
 
     def holds(self) -> bool:
         """This process may act now."""
-        return self._claim.holds(self._clock_ns())
+        return self._claim.holds(lease_clock_ns())
 
     async def acquired(self) -> None:
         """Wait until this process holds the lease."""
@@ -84,12 +80,12 @@ class LeaseKeeper:
     async def _turn(self) -> None:
         """Read, and write what is wanted then; or the other way round while it is held."""
         try:
-            if self._claim.wanted(self._clock_ns()) is None:
+            if self._claim.wanted(lease_clock_ns()) is None:
                 record, version = await asyncio.to_thread(self._store.read)
-                self._claim.read(record, version, self._clock_ns())
-            wanted = self._claim.wanted(self._clock_ns())
+                self._claim.read(record, version, lease_clock_ns())
+            wanted = self._claim.wanted(lease_clock_ns())
             if wanted is not None:
-                sent_ns = self._clock_ns()
+                sent_ns = lease_clock_ns()
                 new = await asyncio.to_thread(self._store.write, *wanted)
                 if new is None:
                     self._claim.missed()

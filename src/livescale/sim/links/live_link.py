@@ -73,8 +73,13 @@ class LiveLink:
         self._given_up.pop(worker, None)
         self._living[worker] = put
 
+    def died(self, worker: WorkerRef) -> None:
+        """The worker's process ended: if it was given up before, it learns nothing of that."""
+        self.leave(worker)
+        self._given_up.pop(worker, None)
+
     def leave(self, worker: WorkerRef) -> None:
-        """The worker died, or was given up."""
+        """The worker is given up."""
         put = self._living.pop(worker, None)
         if put is None:
             return

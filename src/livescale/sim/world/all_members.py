@@ -178,7 +178,7 @@ class Members:
             lost_after_ns -= self._delays.loss_window_ns()
         member.die()
         self._silences.died(ref)
-        self._live_link.leave(ref)
+        self._live_link.died(ref)
         if ref.is_agent:
             del self._topology.agents[ref]
         else:

@@ -18,14 +18,16 @@ class MemberJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberLost:
+class MemberGone:
     """A worker or host agent is gone, or another incarnation took its place, with what it held and
-    so many dispatched requests."""
+    so many dispatched requests. It `has_left` if it was to leave and had no part in an instance nor
+    a request any more; else it was lost."""
 
     member: WorkerRef
     reason: str
     holdings: tuple[HoldingHistory, ...]
     requests: int
+    has_left: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class SpareBegun(_OfHolding):
 
 
 class SpareEnded(_OfHolding):
-    """A warm spare was dropped or lost, or became another holding."""
+    """A warm spare was dropped, went with its member, or became another holding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Decided:
 
 Change = (
     MemberJoined
-    | MemberLost
+    | MemberGone
     | HoldingBegun
     | HoldingWhole
     | HoldingEnded

@@ -12,27 +12,29 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from livescale.telemetry.history.holding_history import HoldingHistory
-from livescale.telemetry.history.reading import History
+from livescale.telemetry.history.reading import Absence, History
 from livescale.values.types import InstanceState
 
 
 class DeviceUse(enum.IntEnum):
     """What a device is doing, the least important first: of several uses at a time the last counts.
 
-    LOST: its worker is gone. SPARE: it holds parameters, whole or in part, of no instance that is
-    there. LOADING counts until everything has arrived, live work included.
+    LOST: its worker died or fell silent. LEFT: its worker left in order. SPARE: it holds
+    parameters, whole or in part, of no instance that is there. LOADING counts until everything has
+    arrived, live work included.
     """
 
     IDLE = 0
     LOST = 1
-    SPARE = 2
-    LOADING = 3
-    DRAINING = 4
-    SERVING = 5
+    LEFT = 2
+    SPARE = 3
+    LOADING = 4
+    DRAINING = 5
+    SERVING = 6
 
 
 class DeviceStretch(NamedTuple):
-    """A device does this from `start_ns` to `stop_ns`, for the model unless it is IDLE or LOST."""
+    """A device does this from `start_ns` to `stop_ns`, for the model if it has parameters."""
 
     start_ns: int
     stop_ns: int
@@ -50,6 +52,7 @@ class DeviceTime:
     spare_ns: int = 0
     idle_ns: int = 0
     lost_ns: int = 0
+    left_ns: int = 0
 
     @property
     def held_ns(self) -> int:
@@ -58,7 +61,7 @@ class DeviceTime:
 
     @property
     def total_ns(self) -> int:
-        return self.held_ns + self.spare_ns + self.idle_ns + self.lost_ns
+        return self.held_ns + self.spare_ns + self.idle_ns + self.lost_ns + self.left_ns
 
 
 def device_time(history: History, from_ns: int, to_ns: int) -> DeviceTime:
@@ -74,6 +77,7 @@ def device_time(history: History, from_ns: int, to_ns: int) -> DeviceTime:
         spare_ns=sums[DeviceUse.SPARE],
         idle_ns=sums[DeviceUse.IDLE],
         lost_ns=sums[DeviceUse.LOST],
+        left_ns=sums[DeviceUse.LEFT],
     )
 
 
@@ -87,12 +91,8 @@ def device_stretches(
     claims: dict[int, list[DeviceStretch]] = {worker: [] for worker in history.workers}
     for held in (*history.holdings, *history.spares):
         claims.setdefault(held.member.worker, []).extend(_claims(held, to_ns))
-    for worker, times_ns in history.absent_ns.items():
-        gone = [*times_ns, to_ns] if len(times_ns) % 2 else times_ns
-        claims.setdefault(worker, []).extend(
-            DeviceStretch(start_ns, stop_ns, DeviceUse.LOST, "")
-            for start_ns, stop_ns in zip(gone[::2], gone[1::2], strict=True)
-        )
+    for worker, absences in history.absences.items():
+        claims.setdefault(worker, []).extend(_absent(absence, to_ns) for absence in absences)
     return {
         worker: tuple(_resolved(of_worker, from_ns, to_ns))
         for worker, of_worker in sorted(claims.items())
@@ -107,6 +107,12 @@ _USES = {
     InstanceState.SERVING: DeviceUse.SERVING,
     InstanceState.DRAINING: DeviceUse.DRAINING,
 }
+
+
+def _absent(absence: Absence, to_ns: int) -> DeviceStretch:
+    until_ns = to_ns if absence.until_ns is None else absence.until_ns
+    use = DeviceUse.LEFT if absence.has_left else DeviceUse.LOST
+    return DeviceStretch(absence.from_ns, until_ns, use, "")
 
 
 def _claims(held: HoldingHistory, to_ns: int) -> Iterator[DeviceStretch]:

@@ -34,6 +34,8 @@ class Follower:
         self.running = self._requests.running
         #: living members by number, as they joined
         self._members: dict[int, _Joined] = {}
+        #: those of them that are to leave
+        self._leaving: dict[WorkerRef, None] = {}
         self._holdings: dict[HoldingId, HoldingHistory] = {}
         self._has_begun_anew = False
         self._now_ns = 0
@@ -42,6 +44,7 @@ class Follower:
             events.WorkerJoined: self._joined,
             events.AgentJoined: self._joined,
             events.WorkerLost: lambda event: self._lose(event.worker, event.reason),
+            events.MembersLeave: self._to_leave,
             commands.StartHolding: self._start,
             commands.ReleaseHolding: self._released,
             events.FirstByteArrived: self._first_byte,
@@ -93,19 +96,21 @@ class Follower:
         """What a member holds, or is getting."""
         return [held for held in self._holdings.values() if held.member == member]
 
-    def opening(self) -> tuple[list[_Joined], list[commands.Drain]]:
+    def opening(self) -> tuple[list[events.AnyEvent], list[commands.Drain]]:
         """The step with which a further part of a record begins, so that it can be read without
         those before: all living members join with what they hold (but not from whom they get it),
-        workers first, and the instances that drain are drained."""
-        joined = [
+        workers first, some are to leave, and the instances that drain are drained."""
+        received: list[events.AnyEvent] = [
             msgspec.structs.replace(
                 event, holdings=tuple(held.as_report() for held in self.on(_member_of(event)))
             )
             for _, event in sorted(self._members.items())
         ]
+        if self._leaving:
+            received.append(events.MembersLeave(tuple(self._leaving)))
         instances = self.instances.values()
         draining = [i.number for i in instances if i.state is InstanceState.DRAINING]
-        return joined, [commands.Drain(number) for number in draining]
+        return received, [commands.Drain(number) for number in draining]
 
     # -- members --------------------------------------------------------------------------------
 
@@ -148,16 +153,27 @@ class Follower:
             return self._begin_spare(report.order)
         return self._begin(report.order, is_ordered=False)
 
+    def _to_leave(self, event: events.MembersLeave) -> None:
+        self._leaving |= dict.fromkeys(ref for ref in event.members if self._is_there(ref))
+
     def _lose(self, ref: WorkerRef, reason: str) -> None:
-        lost = self.on(ref)
-        for held in lost:
-            self._end(held, Ending.LOST, reason)
-        event = self._members.get(ref.worker)
-        if event is None or _member_of(event) != ref:
-            return
-        del self._members[ref.worker]
-        requests = self._requests.lost(ref)
-        self._changes.append(changes.MemberLost(ref, reason, tuple(lost), requests))
+        """The member is gone. That it was allowed to go is not on record, but nothing is lost with
+        one that leaves when it has no part in an instance and no requests."""
+        is_there, held_there = self._is_there(ref), self.on(ref)
+        requests = self._requests.lost(ref) if is_there else 0
+        is_idle = not requests and all(held.instance is None for held in held_there)
+        has_left = ref in self._leaving and is_idle
+        for held in held_there:
+            self._end(held, Ending.LEFT if has_left else Ending.LOST, reason)
+        if is_there:
+            del self._members[ref.worker]
+            self._leaving.pop(ref, None)
+            gone = changes.MemberGone(ref, reason, tuple(held_there), requests, has_left)
+            self._changes.append(gone)
+
+    def _is_there(self, ref: WorkerRef) -> bool:
+        joined = self._members.get(ref.worker)
+        return joined is not None and _member_of(joined) == ref
 
     # -- holdings -------------------------------------------------------------------------------
 

@@ -24,13 +24,14 @@ RoleStretch = tuple[Role, int, int]
 
 
 class Ending(enum.StrEnum):
-    """How a holding ended: given up on order, its load failed, or its member was lost. A warm spare
-    may also be used again."""
+    """How a holding ended: given up on order, its load failed, or its member was lost. Copies and
+    warm spares may also go with a member that leaves, and warm spares may be used again."""
 
     RELEASED = "released"
     REUSED = "reused"
     FAILED = "failed"
     LOST = "lost"
+    LEFT = "left"
 
 
 @dataclass(frozen=True, slots=True)

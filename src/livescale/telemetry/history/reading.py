@@ -9,8 +9,8 @@ from livescale.messages.events import CapacityMeasured
 from livescale.telemetry.history.changes import (
     Change,
     HoldingBegun,
+    MemberGone,
     MemberJoined,
-    MemberLost,
     SpareBegun,
     member_name,
 )
@@ -41,25 +41,47 @@ class Loss:
 
 
 @dataclass(slots=True)
+class Departure:
+    """A worker or host agent that left in order. `held` are the models of which it had a copy,
+    `back_ns` is when its next incarnation was there (None: never)."""
+
+    at_ns: int
+    member: str
+    held: tuple[str, ...] = ()
+    back_ns: int | None = None
+
+
+@dataclass(slots=True)
+class Absence:
+    """A worker that was lost, or `has_left`, is not there until its successor joins (None: to the
+    end)."""
+
+    from_ns: int
+    has_left: bool
+    until_ns: int | None = None
+
+
+@dataclass(slots=True)
 class History:
     """What became of one start of a pool. Times are the record's.
 
     `instances`, `copies` (host copies, one entry per rank) and `spares` (what workers hold for no
-    instance, likewise) are in order of their beginning, `losses` in their own. `policies` has every
-    model that was ever served, `workers` the numbers of all that appeared, `absent_ns` of those
-    that were lost the times when (even places) and when their successors joined. A gateway is no
-    member: a record does not have its end. `is_cut`: the record begins with a further part.
+    instance, likewise) are in order of their beginning, `losses` and `departures` in their own.
+    `policies` has every model that was ever served, `workers` the numbers of all that appeared,
+    `absences` when these were not there. A gateway is no member: a record does not have its end.
+    `is_cut`: the record begins with a further part.
     """
 
     instances: list[InstanceHistory] = field(default_factory=list)
     copies: list[HoldingHistory] = field(default_factory=list)
     spares: list[HoldingHistory] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
+    departures: list[Departure] = field(default_factory=list)
     requests: list[RequestLine] = field(default_factory=list)
     measured: list[CapacityMeasured] = field(default_factory=list)
     policies: dict[str, ModelPolicy] = field(default_factory=dict)
     workers: dict[int, None] = field(default_factory=dict)
-    absent_ns: dict[int, list[int]] = field(default_factory=dict)
+    absences: dict[int, list[Absence]] = field(default_factory=dict)
     is_cut: bool = False
     started_ns: int = 0
     end_ns: int = 0
@@ -109,7 +131,7 @@ class _Reader:
         self.follower = Follower()
         self.history = History(policies=self.follower.policies)
         #: members, by number, whose successor has not joined yet
-        self._away: dict[int, Loss] = {}
+        self._away: dict[int, Loss | Departure] = {}
         self._controller_away: Loss | None = None
         self._last_ns: int | None = None
 
@@ -145,26 +167,35 @@ class _Reader:
         elif isinstance(change, SpareBegun):
             history.spares.append(change.holding)
         elif isinstance(change, MemberJoined):
-            if not change.member.is_agent:
-                history.workers[change.member.worker] = None
-                self._attends(now_ns, change.member.worker, is_there=True)
-            loss = self._away.pop(change.member.worker, None)
-            if loss is not None:
-                loss.back_ns = now_ns
-        elif isinstance(change, MemberLost):
-            held_models = tuple(dict.fromkeys(held.model for held in change.holdings))
-            name = member_name(change.member)
-            loss = Loss(now_ns, name, change.reason, held_models, change.requests)
-            self._away[change.member.worker] = loss
-            history.losses.append(loss)
-            if not change.member.is_agent:
-                self._attends(now_ns, change.member.worker, is_there=False)
+            self._joined(now_ns, change)
+        elif isinstance(change, MemberGone):
+            self._gone(now_ns, change)
         elif isinstance(change, CapacityMeasured):
             history.measured.append(change)
 
-    def _attends(self, now_ns: int, worker: int, *, is_there: bool) -> None:
-        """A worker joined, or is lost; workers whose joining is not on record were there."""
-        times_ns = self.history.absent_ns.get(worker, [])
-        was_there = len(times_ns) % 2 == 0
-        if was_there != is_there:
-            self.history.absent_ns[worker] = [*times_ns, now_ns]
+    def _joined(self, now_ns: int, change: MemberJoined) -> None:
+        """Workers whose joining is not on record were there."""
+        number = change.member.worker
+        if not change.member.is_agent:
+            self.history.workers[number] = None
+        away = self._away.pop(number, None)
+        if away is None:
+            return
+        away.back_ns = now_ns
+        if not change.member.is_agent:
+            self.history.absences[number][-1].until_ns = now_ns
+
+    def _gone(self, now_ns: int, change: MemberGone) -> None:
+        history, member = self.history, change.member
+        held = tuple(dict.fromkeys(held.model for held in change.holdings))
+        if change.has_left:
+            departure = Departure(now_ns, member_name(member), held)
+            history.departures.append(departure)
+            self._away[member.worker] = departure
+        else:
+            loss = Loss(now_ns, member_name(member), change.reason, held, change.requests)
+            history.losses.append(loss)
+            self._away[member.worker] = loss
+        if not member.is_agent:
+            absence = Absence(now_ns, change.has_left)
+            history.absences.setdefault(member.worker, []).append(absence)

@@ -84,17 +84,13 @@ class ChunkObserver(Protocol):
 
 @dataclass(slots=True)
 class BytesMoved:
-    """Payload bytes that a connection, or a data plane, has moved so far, by class. Those sent are
-    counted by one thread of a connection, those received by the other.
-
-    Parameters are chunks of models and probes; parcels are urgent. `discarded_bytes` are those of
-    `parameter_received_bytes` that came too late or twice, and those of probes.
+    """Bytes of parameters (chunks of models, and probes) that a connection, or a data plane, has
+    moved so far. Those sent are counted by one thread of a connection, those received by the other.
+    `discarded_bytes` are received ones that came too late or twice, and those of probes.
     """
 
     parameter_sent_bytes: int = 0
     parameter_received_bytes: int = 0
-    parcel_sent_bytes: int = 0
-    parcel_received_bytes: int = 0
     discarded_bytes: int = 0
 
     def __add__(self, other: BytesMoved) -> BytesMoved:

@@ -173,7 +173,6 @@ class Connection:
                 assert parcel is not None
                 self.channel.send(frame)
                 self.channel.send(parcel, is_urgent_payload=True)
-                self.moved.parcel_sent_bytes += len(parcel)
             case ProbeBytes(plan, size):
                 header = Frame(FrameKind.PROBED, self._worker, plan, payload_bytes=size).encode()
                 self.channel.send_range(header, 0, size)

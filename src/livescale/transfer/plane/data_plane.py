@@ -288,7 +288,6 @@ class DataPlane:
 
     def _take_parcel(self, connection: Connection, frame: frames.Frame) -> None:
         body = self._precedence.receive_parcel(connection.channel, frame.payload_bytes)
-        connection.moved.parcel_received_bytes += len(body)
         connection.carries_parcels = True
         if self.on_parcel is not None:
             self.on_parcel(connection.peer, body)

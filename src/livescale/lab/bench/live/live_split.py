@@ -56,7 +56,7 @@ class OverlapSplit:
             binding=LateBinding(_SETTINGS.runs_ahead_max * setting.batch_tokens),
         )
         for number, prompt in enumerate(self.prompts):
-            self.router.arrive(str(number), self.part, len(prompt), self.output_tokens)
+            self.router.arrive(str(number), self.part, len(prompt))
 
     @property
     def is_done(self) -> bool:
