@@ -8,7 +8,7 @@ parameters; every other family runs as transformers has it. No cache (`attention
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -28,60 +28,45 @@ from livescale.engine.products.experts import Experts
 from livescale.engine.products.linears import Linears, replace_forward
 from livescale.engine.products.row_norms import RowNorm
 
-NORMS = (
-    llama.LlamaRMSNorm,
-    mistral.MistralRMSNorm,
-    qwen2.Qwen2RMSNorm,
-    qwen3.Qwen3RMSNorm,
-    phi3.Phi3RMSNorm,
-    mixtral.MixtralRMSNorm,
-    qwen3_moe.Qwen3MoeRMSNorm,
-)
+_FAMILIES: dict[str, Any] = {
+    "Llama": llama,
+    "Mistral": mistral,
+    "Qwen2": qwen2,
+    "Qwen3": qwen3,
+    "Phi3": phi3,
+    "Mixtral": mixtral,
+    "Qwen3Moe": qwen3_moe,
+    "Gemma2": gemma2,
+    "Gemma3": gemma3,
+}
+_GEMMAS = ("Gemma2", "Gemma3")
+_OTHERS = tuple(name for name in _FAMILIES if name not in _GEMMAS)
+
+
+def classes_of(part: str, families: Iterable[str] = _FAMILIES) -> tuple[type[nn.Module], ...]:
+    """What transformers calls `{family}{part}`, of these families."""
+    return tuple(getattr(_FAMILIES[name], name + part) for name in families)
+
+
+NORMS = classes_of("RMSNorm", _OTHERS)
 """`x / rms(x) * weight`, computed in fp32."""
 
-OFFSET_NORMS = (gemma2.Gemma2RMSNorm, gemma3.Gemma3RMSNorm)
+OFFSET_NORMS = classes_of("RMSNorm", _GEMMAS)
 """`x / rms(x) * (1 + weight)`, computed in fp32."""
 
-MLPS = (
-    llama.LlamaMLP,
-    mistral.MistralMLP,
-    qwen2.Qwen2MLP,
-    qwen3.Qwen3MLP,
-    gemma2.Gemma2MLP,
-    gemma3.Gemma3MLP,
-    phi3.Phi3MLP,
-    qwen3_moe.Qwen3MoeMLP,
-)
+MLPS = classes_of("MLP", (name for name in _FAMILIES if name != "Mixtral"))
 """`down(act(gate(x)) * up(x))`."""
 
-EXPERTS = (mixtral.MixtralExperts, qwen3_moe.Qwen3MoeExperts)
+EXPERTS = classes_of("Experts", ("Mixtral", "Qwen3Moe"))
 """The same for each expert that a row is sent to, and the sum of these by their weights."""
 
-ATTENTIONS = (
-    llama.LlamaAttention,
-    mistral.MistralAttention,
-    qwen2.Qwen2Attention,
-    qwen3.Qwen3Attention,
-    gemma2.Gemma2Attention,
-    gemma3.Gemma3Attention,
-    phi3.Phi3Attention,
-    mixtral.MixtralAttention,
-    qwen3_moe.Qwen3MoeAttention,
-)
+ATTENTIONS = classes_of("Attention")
 """Projections, norms of each head of q and k where there are any, rope, attention, projection."""
 
-LAYERS = (
-    llama.LlamaDecoderLayer,
-    mistral.MistralDecoderLayer,
-    qwen2.Qwen2DecoderLayer,
-    qwen3.Qwen3DecoderLayer,
-    phi3.Phi3DecoderLayer,
-    mixtral.MixtralDecoderLayer,
-    qwen3_moe.Qwen3MoeDecoderLayer,
-)
+LAYERS = classes_of("DecoderLayer", _OTHERS)
 """`h + attention(norm(h))`, then `h + mlp(norm(h))`."""
 
-SANDWICH_LAYERS = (gemma2.Gemma2DecoderLayer, gemma3.Gemma3DecoderLayer)
+SANDWICH_LAYERS = classes_of("DecoderLayer", _GEMMAS)
 """As these, with a norm of what is added."""
 
 
@@ -200,10 +185,8 @@ class _Layer:
     """Calls the parts without their modules, and adds in the last step of each."""
 
     def __init__(self, layer: Any) -> None:
-        self._before, self._between = (
-            layer.input_layernorm.forward,
-            layer.post_attention_layernorm.forward,
-        )
+        self._before = layer.input_layernorm.forward
+        self._between = layer.post_attention_layernorm.forward
         self._attention, self._mlp = layer.self_attn.forward, layer.mlp.forward
         self._mlp_adds = type(layer.mlp) in MLPS
 
@@ -260,7 +243,7 @@ def window_of(attention: Any) -> int | None:
     return None if window is None else int(window)
 
 
-WINDOW_OF_CONFIG = (mistral.MistralAttention, mixtral.MixtralAttention, phi3.Phi3Attention)
+WINDOW_OF_CONFIG = classes_of("Attention", ("Mistral", "Mixtral", "Phi3"))
 
 
 def _turned(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
