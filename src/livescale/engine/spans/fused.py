@@ -2,8 +2,8 @@
 
 At few rows a step of torch costs more than its arithmetic, and a decoder layer of transformers has
 about 60 of them. Here the same mathematics takes half, on any device, over whatever computes the
-linears (`linears.py`). Only parts whose class is listed are replaced, and each keeps its module and
-parameters; every other family runs as transformers has it. No cache (`attention.py`).
+linears (`linears.py`). Parts are known by their classes, and keep their modules and parameters.
+No cache (`attention.py`).
 """
 
 from __future__ import annotations
@@ -70,11 +70,10 @@ SANDWICH_LAYERS = classes_of("DecoderLayer", _GEMMAS)
 """As these, with a norm of what is added."""
 
 
-def fuse(layer: nn.Module, linears: Linears) -> set[nn.Module]:
-    """The decoder layer, or its parts, are computed in larger steps from now on, if they can be.
-
-    Their weights must be complete. Returns the linears that are no longer called.
-    """
+def fuse(layer: nn.Module, linears: Linears) -> None:
+    """The layer's parts, and itself if it is a decoder layer, are computed in larger steps from now
+    on. Their weights must be complete. Parameters stay what they are; changes to them may no longer
+    be seen."""
     done: set[nn.Module] = set()
     part: Any
     for part in layer.modules():
@@ -91,11 +90,12 @@ def fuse(layer: nn.Module, linears: Linears) -> set[nn.Module]:
             experts = Experts.of(part, linears)
             if experts is not None:
                 replace_forward(part, experts)
+        elif kind is nn.Linear and part not in done:
+            replace_forward(part, linears([part]))
     if type(layer) in LAYERS:
         replace_forward(layer, _Layer(layer))
     elif type(layer) in SANDWICH_LAYERS:
         replace_forward(layer, _SandwichLayer(layer))
-    return {module for module in done if isinstance(module, nn.Linear)}
 
 
 # -- helpers, in the order used -----------------------------------------------------------------
@@ -154,8 +154,7 @@ class _Attention:
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         paged: PagedBatch,
         added: torch.Tensor | None = None,
-        **_: object,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> torch.Tensor:
         projected = self._qkv(hidden_states).view(
             hidden_states.shape[1], self._heads + 2 * self._kv_heads, self._head_dim
         )
@@ -171,7 +170,7 @@ class _Attention:
             self._window,
             self._softcap,
         )
-        return self._out(attended.view(1, len(attended), -1), added), None
+        return self._out(attended.view(1, len(attended), -1), added)
 
     def _normed(self, heads: torch.Tensor) -> torch.Tensor:
         """Heads of q and k (T, n, D)."""
@@ -195,10 +194,9 @@ class _Layer:
         hidden_states: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         paged: PagedBatch,
-        **_: object,
     ) -> torch.Tensor:
-        rows, _none = self._attention(
-            self._before(hidden_states), position_embeddings, paged, added=hidden_states
+        rows = self._attention(
+            self._before(hidden_states), position_embeddings, paged, hidden_states
         )
         if self._mlp_adds:
             out: torch.Tensor = self._mlp(self._between(rows), rows)
@@ -225,10 +223,9 @@ class _SandwichLayer:
         hidden_states: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         paged: PagedBatch,
-        **_: object,
     ) -> torch.Tensor:
         before_attention, behind_attention, before_mlp, behind_mlp = self._norms
-        rows, _none = self._attention(before_attention(hidden_states), position_embeddings, paged)
+        rows = self._attention(before_attention(hidden_states), position_embeddings, paged)
         rows = behind_attention(rows).add_(hidden_states)
         out: torch.Tensor = behind_mlp(self._mlp(before_mlp(rows))).add_(rows)
         return out
