@@ -25,7 +25,6 @@ from livescale.engine.products import compiled_linear
 from livescale.engine.products.compiled_linear import CompiledLinear, can_compile_linear
 from livescale.engine.products.experts import Experts
 from livescale.engine.products.linear_choice import ChosenLinears, Kind
-from livescale.engine.products.linears import Linears
 from livescale.engine.products.packing import ROWS_STEP, can_pack
 from livescale.engine.products.row_norms import RowNorm
 from livescale.engine.spans.fused import EXPERTS, NORMS, OFFSET_NORMS, fuse
@@ -76,7 +75,7 @@ class Block(nn.Module):
 class Fast:
     """What a block computes, with linears that are made so."""
 
-    def __init__(self, block: Block, linears: Linears) -> None:
+    def __init__(self, block: Block, linears: ChosenLinears) -> None:
         attention: Any = block.attention
         mlp: Any = block.mlp
         self.qkv = linears([attention[name] for name in ("q_proj", "k_proj", "v_proj")])

@@ -23,19 +23,6 @@ MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 """Of a complete weight (out, in) and its bias (out)."""
 
 
-class Linears(Protocol):
-    """How the linears of a model are computed."""
-
-    def __call__(self, members: Sequence[nn.Linear]) -> Linear:
-        """One for all of these, which read the same rows: their outputs are beside each other."""
-        ...
-
-    def of_expert(self, weight: torch.Tensor) -> Linear | None:
-        """That of one of many experts, without a copy of its weight (out, in); None where nothing
-        is better than transformers' way."""
-        ...
-
-
 def plain(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """torch's own, over the weight as it lies, on any device."""
     weight = weight.detach()

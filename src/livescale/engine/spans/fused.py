@@ -25,7 +25,8 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 
 from livescale.engine.attention.attention import PagedBatch, attend
 from livescale.engine.products.experts import Experts
-from livescale.engine.products.linears import Linears, replace_forward
+from livescale.engine.products.linear_choice import ChosenLinears
+from livescale.engine.products.linears import replace_forward
 from livescale.engine.products.row_norms import RowNorm
 
 _FAMILIES: dict[str, Any] = {
@@ -70,7 +71,7 @@ SANDWICH_LAYERS = classes_of("DecoderLayer", _GEMMAS)
 """As these, with a norm of what is added."""
 
 
-def fuse(layer: nn.Module, linears: Linears) -> None:
+def fuse(layer: nn.Module, linears: ChosenLinears) -> None:
     """The layer's parts, and itself if it is a decoder layer, are computed in larger steps from now
     on. Their weights must be complete. Parameters stay what they are; changes to them may no longer
     be seen."""
@@ -110,7 +111,7 @@ def _norm_of(norm: Any) -> _Rows:
 
 
 class _Mlp:
-    def __init__(self, mlp: Any, linears: Linears) -> None:
+    def __init__(self, mlp: Any, linears: ChosenLinears) -> None:
         is_joined = hasattr(mlp, "gate_up_proj")
         self._gate_up = linears([mlp.gate_up_proj] if is_joined else [mlp.gate_proj, mlp.up_proj])
         self._down = linears([mlp.down_proj])
@@ -126,7 +127,7 @@ class _Mlp:
 class _Attention:
     """Stands for `forward`: one product for q, k and v, one rotation for all heads of q and k."""
 
-    def __init__(self, attention: Any, linears: Linears) -> None:
+    def __init__(self, attention: Any, linears: ChosenLinears) -> None:
         # Not the module itself: when it is dropped, its parameters' memory is to be free at once.
         self._layer = attention.layer_idx
         self._scaling = attention.scaling
