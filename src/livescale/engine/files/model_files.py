@@ -32,6 +32,9 @@ from livescale.values.types import LayerEntry, LayerSpan, Manifest, ModelSpec, S
 COMPARE_BYTES = 16 << 20
 """Bytes of a tied head and of its embedding that are compared at a time."""
 
+_OTHER_STAGE = LayerPlan((), (), 0)
+"""Of a layer whose bytes are another stage's: there is nothing to read."""
+
 LAYERS_AHEAD = 2
 """Layers that are read while an earlier one is not complete: small ones keep all threads busy."""
 
@@ -73,9 +76,14 @@ def read_layers(
         first = 0 if manifest.stage is None else manifest.stage.first_layer
         plans = checkpoint.layers[first : first + len(manifest.layers)]
         yield from _in_order(
-            reader.start((), lambda layer=entry.layer: layer)  # its bytes are another stage's
-            if manifest.stage is not None and not entry.tensors
-            else _read_layer(directory, entry, plan, destination, reader, by_content)
+            _read_layer(
+                directory,
+                entry,
+                plan if entry.tensors or manifest.stage is None else _OTHER_STAGE,
+                destination,
+                reader,
+                by_content,
+            )
             for entry, plan in zip(manifest.layers, plans, strict=True)
             if layers is None or entry.layer in layers
         )
