@@ -352,10 +352,8 @@ def logits(executor: TorchExecutor, prompt_ids: Iterable[int]) -> torch.Tensor:
         layers = executor._model.layers
         with torch.inference_mode():
             state = dataclasses.replace(executor._state(run), sample_rows=torch.arange(len(chunk)))
-            rows = torch.tensor([chunk])
-            for layer in layers[0:]:
-                rows = layer(rows, state)
-        found.append(rows)
+            [head] = layers[len(layers) - 1 :]
+            found.append(head(executor._rows(run, None, None), state))
     return torch.cat(found)
 
 

@@ -25,7 +25,6 @@ from livescale.engine.products import compiled_linear
 from livescale.engine.products.compiled_linear import CompiledLinear, can_compile_linear
 from livescale.engine.products.experts import Experts
 from livescale.engine.products.linear_choice import ChosenLinears, Kind
-from livescale.engine.products.linears import replace_linears
 from livescale.engine.products.packing import ROWS_STEP, can_pack
 from livescale.engine.products.row_norms import RowNorm
 from livescale.engine.spans.fused import EXPERTS, NORMS, OFFSET_NORMS, fuse
@@ -73,6 +72,22 @@ class Block(nn.Module):
         return mlp["down_proj"](torch.tanh(mlp["gate_proj"](rows)) * mlp["up_proj"](rows))
 
 
+class Fast:
+    """What a block computes, with linears that are made so."""
+
+    def __init__(self, block: Block, linears: ChosenLinears) -> None:
+        attention: Any = block.attention
+        mlp: Any = block.mlp
+        self.qkv = linears([attention[name] for name in ("q_proj", "k_proj", "v_proj")])
+        self.out = linears([attention["o_proj"]])
+        self.gate_up = linears([mlp["gate_proj"], mlp["up_proj"]])
+        self.down = linears([mlp["down_proj"]])
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        gate_up = self.gate_up(self.out(self.qkv(rows)[..., :32].contiguous()))
+        return self.down(torch.tanh(gate_up[..., :48]) * gate_up[..., 48:])
+
+
 def block(has_bias: bool, dtype: torch.dtype) -> Block:
     torch.manual_seed(1)
     return Block(has_bias, dtype).requires_grad_(False)
@@ -84,13 +99,13 @@ def block(has_bias: bool, dtype: torch.dtype) -> Block:
 def test_modules_compute_the_same(
     kind: Kind, dtype: torch.dtype, has_bias: bool, rows: int
 ) -> None:
-    plain, fast = block(has_bias, dtype), block(has_bias, dtype)
-    replace_linears(fast, ChosenLinears(kind))
+    plain = block(has_bias, dtype)
+    fast = Fast(plain, ChosenLinears(kind))
     given_rows = torch.randn(1, rows, 32, dtype=dtype)
     expected, got = plain(given_rows), fast(given_rows)
     assert got.shape == expected.shape
     assert torch.allclose(got, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-    # Once more: a group keeps nothing of earlier rows.
+    # Once more: nothing is kept of earlier rows.
     other = torch.randn(1, rows, 32, dtype=dtype)
     assert torch.allclose(fast(other), plain(other), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
@@ -166,20 +181,11 @@ def test_calls_of_several_threads_do_not_meet(threads: None) -> None:
     assert not wrong
 
 
-def test_members_of_a_group_may_be_called_alone_and_in_any_order() -> None:
-    plain, fast = block(True, torch.float32), block(True, torch.float32)
-    replace_linears(fast, ChosenLinears("auto"))
-    rows, other = torch.randn(2, 5, 32).unbind()
-    for name, given_rows in [("v_proj", rows), ("k_proj", other), ("q_proj", rows)]:
-        expected = plain.attention[name](given_rows)
-        assert torch.allclose(fast.attention[name](given_rows), expected, atol=1e-5)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_stay_where_they_are(kind: Kind) -> None:
     module = block(False, torch.float32)
     before = {name: value.data_ptr() for name, value in module.named_parameters()}
-    replace_linears(module, ChosenLinears(kind))
+    Fast(module, ChosenLinears(kind))
     assert {name: value.data_ptr() for name, value in module.named_parameters()} == before
 
 
@@ -190,11 +196,11 @@ def test_no_copy_of_weights_is_made(kind: Kind, is_joined: bool) -> None:
     module = block(False, torch.float32)
     if is_joined:
         above_each_other(module, torch.randn(80 * 32))
-    replace_linears(module, ChosenLinears(kind))
+    fast = Fast(module, ChosenLinears(kind))
     for parameter in module.parameters():
         parameter.fill_(1.0)
-    assert torch.equal(module.attention["k_proj"](torch.ones(1, 32)), torch.full((1, 16), 32.0))
-    assert torch.equal(module.mlp["down_proj"](torch.ones(1, 48)), torch.full((1, 32), 48.0))
+    assert torch.equal(fast.qkv(torch.ones(1, 32)), torch.full((1, 80), 32.0))
+    assert torch.equal(fast.down(torch.ones(1, 48)), torch.full((1, 32), 48.0))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -202,11 +208,10 @@ def test_neighbours_in_memory_are_one_product(kind: Kind) -> None:
     flat = torch.randn(80 * 32)
     module = block(False, torch.float32)
     above_each_other(module, flat)
-    expected = [module.attention[name](flat[:32]) for name in ("q_proj", "k_proj", "v_proj")]
-    replace_linears(module, ChosenLinears(kind))
     rows = flat[:32]
-    for name, value in zip(("q_proj", "k_proj", "v_proj"), expected, strict=True):
-        assert torch.allclose(module.attention[name](rows), value, atol=1e-4)
+    expected = [module.attention[name](rows) for name in ("q_proj", "k_proj", "v_proj")]
+    got = Fast(module, ChosenLinears(kind)).qkv(rows)
+    assert torch.allclose(got, torch.cat(expected), atol=1e-4)
 
 
 def above_each_other(module: Block, flat: torch.Tensor) -> None:
@@ -229,7 +234,8 @@ def layer_of(family: str, **more: object) -> Any:
 def test_layers_of_every_family_are_fused(family: str) -> None:
     layer = layer_of(family)
     linears = {module for module in layer.modules() if type(module) is nn.Linear}
-    assert fuse(layer, ChosenLinears("compiled")) == linears
+    fuse(layer, ChosenLinears("compiled"))
+    assert not any("forward" in vars(linear) for linear in linears), "a linear is computed alone"
     norms = [module for module in layer.modules() if "Norm" in type(module).__name__]
     assert norms
     assert all(type(norm.forward) is RowNorm for norm in norms)

@@ -7,15 +7,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
 from typing import Any
 
 import msgspec
 
-from livescale.cli.join import HEAD, add_joining, add_setting, own_path
+from livescale.cli.join import HEAD, add_joining, own_path, when_interrupted
 from livescale.cli.serve_display import ServeDisplay
 from livescale.common.addresses import parse_address
 from livescale.common.errors import UserError
+from livescale.common.help_format import add_setting
 from livescale.common.settings import read_values
 from livescale.config.pool import SETTINGS, PoolConfig
 from livescale.runtime.join.head_talk import HeadAccess, JoinError
@@ -69,16 +69,7 @@ async def _serve(access: HeadAccess, name: str, settings: PoolConfig, own: dict[
         gateway = JoinedGateway(access, name, settings, own, os.environ)
     except UserError as error:
         raise JoinError(str(error)) from error
-    loop = asyncio.get_running_loop()
-
-    def interrupted() -> None:
-        print("draining (Ctrl-C again stops at once) …", flush=True)
-        gateway.leave()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, gateway.kill)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupted)
+    when_interrupted(gateway.leave, gateway.kill, "draining")
     print(f"joining {access.head} as {name}: {gateway.base_url}/v1", flush=True)
     await gateway.run()
     print("stopped")

@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -20,7 +20,8 @@ import psutil
 from livescale.cli.serve_display import ServeDisplay
 from livescale.common.addresses import parse_address
 from livescale.common.errors import UserError
-from livescale.common.settings import Setting, read_values
+from livescale.common.help_format import add_setting
+from livescale.common.settings import read_values
 from livescale.config.pool import SETTINGS, WORKERS_MAX
 from livescale.config.settings.removed import instead_of
 from livescale.runtime.join.head_talk import HeadAccess, JoinError, way_to
@@ -128,20 +129,25 @@ def _refuse_removed(name: str, _value: str) -> None:
 
 async def _join(access: HeadAccess, joined_as: JoinedAs) -> int:
     host = JoinedHost(access, joined_as)
-    loop = asyncio.get_running_loop()
-
-    def interrupted() -> None:
-        print("leaving the pool (Ctrl-C again stops at once) …", flush=True)
-        host.leave()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, host.kill)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupted)
+    when_interrupted(host.leave, host.kill, "leaving the pool")
     print(f"joining {access.head} as {joined_as.name} …", flush=True)
     await host.run()
     print("left")
     return 0
+
+
+def when_interrupted(leave: Callable[[], None], kill: Callable[[], None], words: str) -> None:
+    """At SIGINT or SIGTERM this side does what the `words` say, at the second one it ends."""
+    loop = asyncio.get_running_loop()
+
+    def interrupted() -> None:
+        print(f"{words} (Ctrl-C again stops at once) …", flush=True)
+        leave()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, kill)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupted)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
@@ -154,17 +160,6 @@ def _seconds(text: str) -> float:
         if 0 <= seconds < math.inf:
             return seconds
     raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds, 0 or more")
-
-
-def add_setting(group: argparse._ArgumentGroup, setting: Setting) -> None:
-    unit = f" [{setting.about.unit}]" if setting.about.unit else ""
-    group.add_argument(
-        setting.flag,
-        dest=setting.name,
-        metavar="|".join(setting.about.choices) or setting.type.upper(),
-        default=argparse.SUPPRESS,
-        help=f"{setting.about.help}{unit}".replace("%", "%%"),
-    )
 
 
 def _check_gpus(workers: int, python: str | None) -> None:

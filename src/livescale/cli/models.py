@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from livescale.cli.pool_calls import add_pool_arguments, call_pool
 from livescale.common.errors import UserError
+from livescale.common.help_format import add_setting
 from livescale.common.settings import Setting, read_values, shown_default
 from livescale.config.model import CHANGEABLE_SETTINGS, MODEL_SETTINGS
 from livescale.engine.files.make import FAMILY_NAMES, PRESETS, make_model
@@ -61,27 +62,16 @@ def _add_calls(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     add = actions.add_parser("add", help="Publish a model in a running pool.")
     add.add_argument("directory", type=Path, metavar="DIR", help="Folder of the model.")
     for setting in _SETTINGS:
-        _add_flag(add, setting, f" (default: {shown_default(setting)})")
+        add_setting(add, setting, f" (default: {shown_default(setting)})")
     change = actions.add_parser("set", help="Change limits of a model in a running pool.")
     change.add_argument("name", metavar="NAME", help="Name of the model.")
     for setting in CHANGEABLE_SETTINGS:
-        _add_flag(change, setting, "")
+        add_setting(change, setting)
     remove = actions.add_parser("remove", help="Remove a model from a running pool.")
     remove.add_argument("name", metavar="NAME", help="Name of the model.")
     listing = actions.add_parser("list", help="List the models of a running pool.")
     for action in (add, change, remove, listing):
         add_pool_arguments(action)
-
-
-def _add_flag(parser: argparse.ArgumentParser, setting: Setting, more: str) -> None:
-    unit = f" [{setting.about.unit}]" if setting.about.unit else ""
-    parser.add_argument(
-        setting.flag,
-        dest=setting.name,
-        metavar=setting.type.upper(),
-        default=argparse.SUPPRESS,
-        help=f"{setting.about.help}{unit}{more}".replace("%", "%%"),
-    )
 
 
 # -- helpers, in the order used -------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
@@ -32,20 +32,11 @@ def add_pool_arguments(parser: argparse.ArgumentParser) -> None:
 
 def metrics_page(arguments: argparse.Namespace) -> str:
     """The pool's figures of now. Raises UserError."""
-    url = arguments.url.rstrip("/")
-    try:
-        response = httpx.get(
-            f"{url}/metrics",
-            headers=_authorization(arguments),
-            timeout=_CONNECT_TIMEOUT_S,
-            trust_env=False,
-        )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise UserError(f"{url}: {error}") from error
+    response = _sent(arguments, "GET", "/metrics", timeout=_CONNECT_TIMEOUT_S)
     if response.is_error:
         raise UserError(
-            f"{url}/metrics answered with status {response.status_code}. Check --url and "
-            "the admin key"
+            f"{arguments.url.rstrip('/')}/metrics answered with status {response.status_code}."
+            " Check --url and the admin key"
         )
     return response.text
 
@@ -58,19 +49,10 @@ def call_pool(
     body: dict[str, object] | None = None,
 ) -> _Answer:
     """What the pool answers. Raises UserError, with the pool's own words."""
+    # A new model is answered when the pool has its copy, however long that takes.
+    timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
+    response = _sent(arguments, method, path, json=body, timeout=timeout)
     url = arguments.url.rstrip("/")
-    try:
-        response = httpx.request(
-            method,
-            url + path,
-            json=body,
-            headers={"Content-Type": "application/json", **_authorization(arguments)},
-            # A new model is answered when the pool has its copy, however long that takes.
-            timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-            trust_env=False,
-        )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise UserError(f"{url}: {error}") from error
     try:
         if response.is_error:
             refused = msgspec.json.decode(response.content, type=ErrorBody)
@@ -79,6 +61,16 @@ def call_pool(
     except msgspec.MsgspecError:
         status = response.status_code
         raise UserError(f"{url} is not a LiveScale pool (status {status}). Check --url") from None
+
+
+def _sent(arguments: argparse.Namespace, method: str, path: str, **options: Any) -> httpx.Response:
+    """What the pool answers to a request (httpx's `options`). Raises UserError without one."""
+    url = arguments.url.rstrip("/")
+    headers = {"Content-Type": "application/json", **_authorization(arguments)}
+    try:
+        return httpx.request(method, url + path, headers=headers, trust_env=False, **options)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise UserError(f"{url}: {error}") from error
 
 
 def _authorization(arguments: argparse.Namespace) -> dict[str, str]:

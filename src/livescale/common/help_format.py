@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from livescale.common.settings import Setting
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -29,3 +32,16 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": HelpFormatter, **options})
+
+
+def add_setting(parser: argparse._ActionsContainer, setting: Setting, more: str = "") -> None:
+    """A flag of this name, whose help ends with `more`. Without it the arguments have none of it;
+    values stay text."""
+    unit = f" [{setting.about.unit}]" if setting.about.unit else ""
+    parser.add_argument(
+        setting.flag,
+        dest=setting.name,
+        metavar="|".join(setting.about.choices) or setting.type.upper(),
+        default=argparse.SUPPRESS,
+        help=f"{setting.about.help}{unit}{more}".replace("%", "%%"),
+    )

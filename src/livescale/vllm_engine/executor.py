@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -89,10 +89,6 @@ class VllmExecutor(InstanceExecutor):
         """All parameters of the assigned model are views of the arena."""
         return self._model.copies_nothing
 
-    def kv_layer_bytes(self, tokens: int) -> int:
-        """None leaves the engine."""
-        return 0
-
     def prefill_tokens_per_s(self, span: LayerSpan, tokens: int) -> int:
         return self._model.prefill_tokens_per_s(tokens)
 
@@ -112,30 +108,6 @@ class VllmExecutor(InstanceExecutor):
         assert run.asks is not None, f"{self!r} schedules by itself"
         step, logprobs = self._model.step(run.asks)
         return RunResult(None, [], logprobs, step=step)
-
-    # -- nothing passes -------------------------------------------------------------------------
-
-    def export_rows(self, hidden: torch.Tensor | bytearray) -> memoryview:
-        raise AssertionError(_PASSES_NOTHING)
-
-    def import_rows(self, content: memoryview, tokens: int) -> torch.Tensor | bytearray:
-        raise AssertionError(_PASSES_NOTHING)
-
-    def join_rows(self, parts: Sequence[torch.Tensor | bytearray]) -> torch.Tensor | bytearray:
-        raise AssertionError(_PASSES_NOTHING)
-
-    def split_rows(
-        self, hidden: torch.Tensor | bytearray, counts: Sequence[int]
-    ) -> Sequence[torch.Tensor | bytearray]:
-        raise AssertionError(_PASSES_NOTHING)
-
-    def export_kv(self, decoder_layer: int, block_table: Sequence[int], tokens: int) -> memoryview:
-        raise AssertionError(_PASSES_NOTHING)
-
-    def import_kv(
-        self, decoder_layer: int, block_table: Sequence[int], tokens: int, content: memoryview
-    ) -> None:
-        raise AssertionError(_PASSES_NOTHING)
 
     # -- helpers, in the order used -------------------------------------------------------------
 
@@ -185,6 +157,3 @@ def _shape_of(manifest: Manifest) -> tuple[object, ...]:
 
 def _nothing_comes() -> bool:
     return False
-
-
-_PASSES_NOTHING = "rows and KV stay in vLLM's engine"

@@ -17,10 +17,8 @@ import torch
 from livescale.engine.files.families import DOWN, FAMILIES, GATE_UP, Family
 from livescale.engine.files.layout import LM_HEAD
 from livescale.engine.files.model_config import parse_config
+from livescale.engine.files.modules import DTYPES
 from livescale.values.types import LayerEntry, Manifest, TensorEntry
-
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""By the manifest's names."""
 
 Named = tuple[str, torch.Tensor]
 

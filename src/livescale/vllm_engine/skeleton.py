@@ -27,10 +27,11 @@ from livescale.batching.runs.run import EngineAsk, SequenceSpec
 from livescale.engine.base.errors import ModelError
 from livescale.engine.files.model_config import parse_config
 from livescale.engine.files.model_files import model_spec
+from livescale.engine.files.modules import DTYPES
 from livescale.values.types import Manifest, RequestId, SamplingParams, TokenLogprobs
 from livescale.vllm_engine.gates import LayerGates, RunGivenUp, modules_by_layer
 from livescale.vllm_engine.packing import forget_packed_experts, pack_tied_head, plain_linears
-from livescale.vllm_engine.parameters import DTYPES, ArenaParameters, ParameterViews
+from livescale.vllm_engine.parameters import ArenaParameters, ParameterViews
 from livescale.vllm_engine.requests import logprobs_of, params_of, prompt_of, tokens_of
 
 _WARM_UP = SamplingParams(output_tokens_max=2, temperature=1.0, top_k=5, logprobs=1)

@@ -1,8 +1,7 @@
 """Paged attention: where a Run's rows read and write in the KV cache, and who attends to what.
 
-The function is registered with transformers' attention interface and gets its batch through the
-layer call's keyword `paged`. Everything that does not depend on the layer is computed once per
-Run (once per window size, if layers have windows). No modules, no weights.
+Everything that does not depend on the layer is computed once per Run (once per window size, if
+layers have windows). No modules, no weights.
 """
 
 from __future__ import annotations
@@ -13,15 +12,11 @@ from operator import itemgetter
 
 import numpy as np
 import torch
-from transformers import AttentionInterface
 
 from livescale.batching.runs.run import Run, Segment
 from livescale.engine.attention.decode_kernel import attend_rows
 from livescale.engine.attention.kv_cache import KVCache, as_array
 from livescale.engine.attention.prompt_attention import PromptPart, attend_prompt, prompt_part
-
-ATTENTION = "livescale_paged"
-"""Name of the attention function in transformers' registry."""
 
 GROUP_CONTEXT_RATIO = 2
 """Decodes of one padded batch have contexts that differ by at most this factor."""
@@ -104,35 +99,6 @@ def page(run: Run, cache: KVCache) -> PagedBatch:
     )
 
 
-def paged_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    scaling: float,
-    paged: PagedBatch,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **_: object,
-) -> tuple[torch.Tensor, None]:
-    """Write the rows' keys and values, then attend. Called by transformers' attention modules.
-
-    `query` is (1, heads, T, head size), `key` and `value` (1, KV heads, T, head size); the result
-    is (1, T, heads, head size). Query head h uses KV head h // (heads / KV heads). A row sees the
-    last `sliding_window` positions, its own included; `softcap` bounds the scores (Gemma 2).
-    """
-    assert s_aux is None, "attention sinks are not supported"
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    out = attend(paged, layer, query[0], key[0], value[0], scaling, sliding_window, softcap)
-    return out.unsqueeze(0), None
-
-
-AttentionInterface.register(ATTENTION, paged_attention)
-
-
 def attend(
     paged: PagedBatch,
     layer: int,
@@ -140,11 +106,16 @@ def attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     scaling: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    window: int | None,
+    softcap: float | None,
 ) -> torch.Tensor:
-    """`paged_attention` for `queries` (heads, T, D), `keys` and `values` (KV heads, T, D) of the
-    decoder layer that counts `layer` from 0; the result is (T, heads, D)."""
+    """Write the rows' keys and values, then attend.
+
+    `queries` (heads, T, D), `keys` and `values` (KV heads, T, D) are of the decoder layer that
+    counts `layer` from 0; the result is (T, heads, D). Query head h uses KV head
+    h // (heads / KV heads). A row sees the last `window` positions, its own included; `softcap`
+    bounds the scores (Gemma 2).
+    """
     cached_keys, cached_values = paged.cache.keys[layer], paged.cache.values[layer]
     cached_keys.index_copy_(1, paged.write_places, keys)
     cached_values.index_copy_(1, paged.write_places, values)

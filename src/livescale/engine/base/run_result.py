@@ -55,6 +55,7 @@ class InstanceExecutor(Protocol):
     """What a worker can give models to, one after the other. One thread runs it.
 
     Rows and KV may be imported while another thread is in `run`, which has nothing to do with them.
+    Those of an engine stay in it.
     """
 
     def prepare(self, manifest: Manifest) -> None:
@@ -119,31 +120,31 @@ class InstanceExecutor(Protocol):
     def export_rows(self, hidden: torch.Tensor | bytearray) -> memoryview:
         """The bytes of a Run's hidden rows, one row after the other, for another instance of the
         model. A copy."""
-        ...
+        raise AssertionError(_PASSES_NOTHING)
 
     def import_rows(self, content: memoryview, tokens: int) -> torch.Tensor | bytearray:
         """Hidden rows (tokens, hidden) from what `export_rows` gave. A copy.
 
         Raises ValueError when there are more or fewer bytes.
         """
-        ...
+        raise AssertionError(_PASSES_NOTHING)
 
     def join_rows(self, parts: Sequence[torch.Tensor | bytearray]) -> torch.Tensor | bytearray:
         """Hidden rows of several Runs that are carried out as one, one behind the other."""
-        ...
+        raise AssertionError(_PASSES_NOTHING)
 
     def split_rows(
         self, hidden: torch.Tensor | bytearray, counts: Sequence[int]
     ) -> Sequence[torch.Tensor | bytearray]:
         """Each of these Runs' own rows, of which there are so many."""
-        ...
+        raise AssertionError(_PASSES_NOTHING)
 
     def export_kv(self, decoder_layer: int, block_table: Sequence[int], tokens: int) -> memoryview:
         """The bytes of one layer's KV of a request's first `tokens` positions, in token order.
 
         It is a copy and holds no block ids; `decoder_layer` counts from 0.
         """
-        ...
+        raise AssertionError(_PASSES_NOTHING)
 
     def import_kv(
         self, decoder_layer: int, block_table: Sequence[int], tokens: int, content: memoryview
@@ -152,16 +153,19 @@ class InstanceExecutor(Protocol):
 
         Raises ValueError when there are more or fewer bytes, or the blocks cannot hold them.
         """
-        ...
+        raise AssertionError(_PASSES_NOTHING)
 
     def kv_layer_bytes(self, tokens: int) -> int:
-        """Size of what `export_kv` gives for so many positions."""
-        ...
+        """Size of what `export_kv` gives for so many positions; 0 of an engine."""
+        return 0
 
     def prefill_tokens_per_s(self, span: LayerSpan, tokens: int) -> int:
         """Rate of a prefill of `tokens` tokens, or of as many as the KV pool holds. The instance
         must not serve yet."""
         ...
+
+
+_PASSES_NOTHING = "rows and KV stay in the engine"
 
 
 def with_blanks(run: Run, chosen: Sequence[int]) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,9 @@ from livescale.values.types import LayerEntry, LayerSpan, Manifest, ModelSpec, S
 COMPARE_BYTES = 16 << 20
 """Bytes of a tied head and of its embedding that are compared at a time."""
 
+_OTHER_STAGE = LayerPlan((), (), 0)
+"""Of a layer whose bytes are another stage's: there is nothing to read."""
+
 LAYERS_AHEAD = 2
 """Layers that are read while an earlier one is not complete: small ones keep all threads busy."""
 
@@ -46,7 +49,7 @@ def read_manifest(directory: Path, name: str) -> Manifest:
     checkpoint = plan_checkpoint(directory, config)
     with TensorReader() as reader:
         _check_tied_head(checkpoint, reader)
-        layers = tuple(_described(checkpoint.layers, reader))
+        layers = tuple(_in_order(_described(checkpoint.layers, reader)))
     return Manifest(name, config_json, checkpoint.dtype, layers)
 
 
@@ -69,22 +72,21 @@ def read_layers(
     config = parse_config(manifest.config_json, f"config of {manifest.model}")
     checkpoint = plan_checkpoint(directory, config)
 
-    under_way: deque[Future[int]] = deque()
     with TensorReader() as reader:
         first = 0 if manifest.stage is None else manifest.stage.first_layer
         plans = checkpoint.layers[first : first + len(manifest.layers)]
-        for entry, plan in zip(manifest.layers, plans, strict=True):
-            if layers is not None and entry.layer not in layers:
-                continue
-            if manifest.stage is not None and not entry.tensors:
-                under_way.append(_nothing(entry.layer))  # its bytes are another stage's
-            else:
-                read = _read_layer(directory, entry, plan, destination, reader, by_content)
-                under_way.append(read)
-            if len(under_way) > LAYERS_AHEAD:
-                yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
+        yield from _in_order(
+            _read_layer(
+                directory,
+                entry,
+                plan if entry.tensors or manifest.stage is None else _OTHER_STAGE,
+                destination,
+                reader,
+                by_content,
+            )
+            for entry, plan in zip(manifest.layers, plans, strict=True)
+            if layers is None or entry.layer in layers
+        )
 
 
 def model_spec(manifest: Manifest) -> ModelSpec:
@@ -176,21 +178,26 @@ def _config_text(directory: Path) -> str:
     return read_text(path)
 
 
-def _described(plans: Sequence[LayerPlan], reader: TensorReader) -> Iterator[LayerEntry]:
+def _in_order(reads: Iterable[Future[Read]]) -> Iterator[Read]:
+    """What comes of the reads. Each is begun when all but LAYERS_AHEAD before it are over."""
+    under_way: deque[Future[Read]] = deque()
+    for read in reads:
+        under_way.append(read)
+        if len(under_way) > LAYERS_AHEAD:
+            yield under_way.popleft().result()
+    while under_way:
+        yield under_way.popleft().result()
+
+
+def _described(plans: Sequence[LayerPlan], reader: TensorReader) -> Iterator[Future[LayerEntry]]:
     """The entries of all layers, in order; their bytes are read into memory that is used again."""
     size_bytes_max = max(plan.size_bytes for plan in plans)
     scratches = [memoryview(bytearray(size_bytes_max)) for _ in range(LAYERS_AHEAD + 1)]
-    under_way: deque[Future[LayerEntry]] = deque()
     offset_bytes = 0
     for layer, plan in enumerate(plans):
-        if len(under_way) == len(scratches):
-            yield under_way.popleft().result()
         content = scratches[layer % len(scratches)][: plan.size_bytes]
-        describe = partial(_entry, layer, offset_bytes, plan, content)
-        under_way.append(_fill(content, plan, reader, describe))
+        yield _fill(content, plan, reader, partial(_entry, layer, offset_bytes, plan, content))
         offset_bytes += plan.size_bytes
-    while under_way:
-        yield under_way.popleft().result()
 
 
 def _entry(layer: int, offset_bytes: int, plan: LayerPlan, content: memoryview) -> LayerEntry:
@@ -259,12 +266,12 @@ def _read_layer(
     by_content: bool,
 ) -> Future[int]:
     """The layer's index, when its bytes are those of the manifest."""
+
+    def refuse() -> int:
+        raise ModelError(f"{directory} changed: layer {entry.layer} differs from its manifest")
+
     if plan.entries != entry.tensors:
-        other: Future[int] = Future()
-        other.set_exception(
-            ModelError(f"{directory} changed: layer {entry.layer} differs from its manifest")
-        )
-        return other
+        return reader.start((), refuse)
     content = destination[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
 
     def check() -> int:
@@ -278,13 +285,6 @@ def _read_layer(
         return entry.layer
 
     return _fill(content, plan, reader, check)
-
-
-def _nothing(layer: int) -> Future[int]:
-    """A layer without bytes has been read."""
-    read: Future[int] = Future()
-    read.set_result(layer)
-    return read
 
 
 def _fill(

@@ -55,7 +55,7 @@ def check_fit(directory: Path) -> None:
     text = read_text(path)
     shape = parse_config(text, str(path))
     checkpoint = plan_checkpoint(directory, shape)
-    model = build_model(text, shape, str(path), checkpoint.dtype, attention="eager")
+    model = build_model(text, shape, str(path), checkpoint.dtype)
     modules = layer_modules(model, is_tied=shape.is_tied)
     for layer, (module, plan) in enumerate(zip(modules, checkpoint.layers, strict=True)):
         given = {entry.name: entry for entry in plan.entries}

@@ -34,9 +34,9 @@ class Misfit:
     wanted: tuple[str, tuple[int, ...]] | None
 
 
-def build_model(config_json: str, shape: ModelShape, where: str, dtype: str, attention: str) -> Any:
+def build_model(config_json: str, shape: ModelShape, where: str, dtype: str) -> Any:
     """The model of a config.json on the meta device, all parameters of the `dtype` (safetensors'
-    name). `attention` is a function of transformers' registry.
+    name).
 
     Raises ModelError, with the words of transformers, for one that cannot be built, and for one
     whose sizes transformers reads otherwise than `shape` has them.
@@ -46,7 +46,7 @@ def build_model(config_json: str, shape: ModelShape, where: str, dtype: str, att
     try:
         config = CONFIG_MAPPING[str(fields["model_type"])].from_dict(fields)
         with torch.device("meta"):
-            model = auto.from_config(config, attn_implementation=attention, dtype=DTYPES[dtype])
+            model = auto.from_config(config, attn_implementation="eager", dtype=DTYPES[dtype])
     except Exception as error:
         # The configuration is all that is given: whatever is raised is about that.
         words = " ".join(f"{type(error).__name__}: {error}".split())

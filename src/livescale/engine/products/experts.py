@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from livescale.engine.products.linears import Linear, Linears
+from livescale.engine.products.linear_choice import ChosenLinears
+from livescale.engine.products.linears import Linear
 
 
 class Experts:
@@ -26,7 +27,7 @@ class Experts:
         self._gate_up, self._down, self._act, self._width = gate_up, down, act, width
 
     @classmethod
-    def of(cls, module: Any, linears: Linears) -> Experts | None:
+    def of(cls, module: Any, linears: ChosenLinears) -> Experts | None:
         """Those of the module, `gate_up_proj` (experts, 2 * width, hidden) and `down_proj`
         (experts, hidden, width); None where nothing is gained."""
         gate_up = [linears.of_expert(weight) for weight in module.gate_up_proj.detach()]

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from livescale.engine.products.compiled_linear import CompiledLinear, can_compile_linear
-from livescale.engine.products.linears import Linear, Linears, MakeLinear, in_place, plain, stacked
+from livescale.engine.products.linears import Linear, MakeLinear, in_place, plain, stacked
 from livescale.engine.products.packing import can_pack, packed
 
 WeightsLayout = Literal["auto", "packed", "compiled", "plain"]
@@ -96,13 +96,15 @@ def is_complete(timings: Sequence[Timing], dtypes: Sequence[str]) -> bool:
     return wanted <= found and all(0 < us < math.inf for us in times)
 
 
-class ChosenLinears(Linears):
-    """Linears of a model by its layout. `timings` (none: nothing was timed) are for `auto`."""
+class ChosenLinears:
+    """How the linears of a model are computed, by its layout. `timings` (none: nothing was timed)
+    are for `auto`."""
 
     def __init__(self, layout: WeightsLayout, timings: Sequence[Timing] = ()) -> None:
         self._layout, self._timings = layout, timings
 
     def __call__(self, members: Sequence[nn.Linear]) -> Linear:
+        """One for all of these, which read the same rows: their outputs are beside each other."""
         weight = members[0].weight
         shape = (sum(member.out_features for member in members), weight.shape[1])
         kinds = self._kinds(weight, shape)
@@ -116,6 +118,8 @@ class ChosenLinears(Linears):
         return _by_rows([made[kind] for kind in kinds], weight.shape[1])
 
     def of_expert(self, weight: torch.Tensor) -> Linear | None:
+        """That of one of many experts, without a copy of its weight (out, in); None where nothing
+        is better than transformers' way."""
         shape = (weight.shape[0], weight.shape[1])
         kinds = self._kinds(weight, shape, may_copy=False)
         if "compiled" not in kinds:

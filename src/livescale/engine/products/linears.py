@@ -6,14 +6,11 @@ is built of linears (`fused.py`) is given a way to make them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import nn
-
-GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Linears of one module that are called with the same rows, in the order of the calls."""
 
 
 class Linear(Protocol):
@@ -24,19 +21,6 @@ class Linear(Protocol):
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 """Of a complete weight (out, in) and its bias (out)."""
-
-
-class Linears(Protocol):
-    """How the linears of a model are computed."""
-
-    def __call__(self, members: Sequence[nn.Linear]) -> Linear:
-        """One for all of these, which read the same rows: their outputs are beside each other."""
-        ...
-
-    def of_expert(self, weight: torch.Tensor) -> Linear | None:
-        """That of one of many experts, without a copy of its weight (out, in); None where nothing
-        is better than transformers' way."""
-        ...
 
 
 def plain(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
@@ -74,25 +58,6 @@ def in_place(members: Sequence[nn.Linear], make: MakeLinear) -> Linear:
     return call
 
 
-def replace_linears(module: nn.Module, linears: Linears, but: Set[nn.Module] = frozenset()) -> None:
-    """Every plain `nn.Linear` inside the module is computed by `linears` from now on.
-
-    Its parameters stay what they are; changes to them may no longer be seen. Those in `but` are
-    left as they are.
-    """
-    for parent in list(module.modules()):
-        found = {
-            name: child
-            for name, child in parent.named_children()
-            if type(child) is nn.Linear and child not in but
-        }
-        for names in GROUPS:
-            if all(name in found for name in names):
-                _replace_group([found.pop(name) for name in names], linears)
-        for linear in found.values():
-            replace_forward(linear, linears([linear]))
-
-
 def replace_forward(module: nn.Module, call: Callable[..., object]) -> None:
     """Calling the module calls `call`; the module keeps its parameters."""
     # An attribute of the instance hides the method of the class.
@@ -118,33 +83,3 @@ def _biases(members: Sequence[nn.Linear]) -> torch.Tensor | None:
     biases = [member.bias.detach() for member in members if member.bias is not None]
     assert len(biases) in (0, len(members)), "some biases are missing"
     return torch.cat(biases) if biases else None
-
-
-def _replace_group(members: Sequence[nn.Linear], linears: Linears) -> None:
-    group = _Group([member.out_features for member in members], linears(members))
-    for index, member in enumerate(members):
-        replace_forward(member, group.member(index))
-
-
-class _Group:
-    """Several linears as one product: the first one called computes for all, the others take."""
-
-    def __init__(self, widths: Sequence[int], product: Linear) -> None:
-        self._widths, self._product = list(widths), product
-        #: the rows that the outputs belong to; held, so that no other tensor can have its identity
-        self._rows: torch.Tensor | None = None
-        self._outputs: tuple[torch.Tensor, ...] = ()
-
-    def member(self, index: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        is_last = index == len(self._widths) - 1
-
-        def call(x: torch.Tensor) -> torch.Tensor:
-            if self._rows is not x:
-                self._outputs = torch.split(self._product(x), self._widths, dim=-1)
-                self._rows = x
-            out = self._outputs[index]
-            if is_last:
-                self._rows, self._outputs = None, ()
-            return out
-
-        return call

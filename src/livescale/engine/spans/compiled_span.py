@@ -14,10 +14,6 @@ import numpy as np
 import torch
 from torch import nn
 from transformers.activations import SiLUActivation
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
-from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from livescale.batching.runs.run import Run
 from livescale.engine.attention.kv_cache import KVCache
@@ -25,12 +21,12 @@ from livescale.engine.files.model_config import ModelShape
 from livescale.engine.kernels.job import JOB, LAYER, ORDER
 from livescale.engine.kernels.products import BF16, FP32
 from livescale.engine.kernels.tile_products import tile_products
-from livescale.engine.spans.fused import window_of
+from livescale.engine.spans.fused import classes_of, window_of
 from livescale.engine.spans.span_memory import SpanMemory
 from livescale.engine.spans.span_rows import SpanRows, span_rows
 from livescale.engine.spans.span_team import SpanTeam
 
-LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
+LAYERS = classes_of("DecoderLayer", ("Llama", "Mistral", "Qwen2", "Qwen3"))
 """`h + attention(norm(h))`, then `h + mlp(norm(h))`; rope over whole heads, RMS norms."""
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")

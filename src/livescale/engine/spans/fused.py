@@ -2,13 +2,13 @@
 
 At few rows a step of torch costs more than its arithmetic, and a decoder layer of transformers has
 about 60 of them. Here the same mathematics takes half, on any device, over whatever computes the
-linears (`linears.py`). Only parts whose class is listed are replaced, and each keeps its module and
-parameters; every other family runs as transformers has it. No cache (`attention.py`).
+linears (`linears.py`). Parts are known by their classes, and keep their modules and parameters.
+No cache (`attention.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -25,71 +25,56 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 
 from livescale.engine.attention.attention import PagedBatch, attend
 from livescale.engine.products.experts import Experts
-from livescale.engine.products.linears import Linears, replace_forward
+from livescale.engine.products.linear_choice import ChosenLinears
+from livescale.engine.products.linears import replace_forward
 from livescale.engine.products.row_norms import RowNorm
 
-NORMS = (
-    llama.LlamaRMSNorm,
-    mistral.MistralRMSNorm,
-    qwen2.Qwen2RMSNorm,
-    qwen3.Qwen3RMSNorm,
-    phi3.Phi3RMSNorm,
-    mixtral.MixtralRMSNorm,
-    qwen3_moe.Qwen3MoeRMSNorm,
-)
+_FAMILIES: dict[str, Any] = {
+    "Llama": llama,
+    "Mistral": mistral,
+    "Qwen2": qwen2,
+    "Qwen3": qwen3,
+    "Phi3": phi3,
+    "Mixtral": mixtral,
+    "Qwen3Moe": qwen3_moe,
+    "Gemma2": gemma2,
+    "Gemma3": gemma3,
+}
+_GEMMAS = ("Gemma2", "Gemma3")
+_OTHERS = tuple(name for name in _FAMILIES if name not in _GEMMAS)
+
+
+def classes_of(part: str, families: Iterable[str] = _FAMILIES) -> tuple[type[nn.Module], ...]:
+    """What transformers calls `{family}{part}`, of these families."""
+    return tuple(getattr(_FAMILIES[name], name + part) for name in families)
+
+
+NORMS = classes_of("RMSNorm", _OTHERS)
 """`x / rms(x) * weight`, computed in fp32."""
 
-OFFSET_NORMS = (gemma2.Gemma2RMSNorm, gemma3.Gemma3RMSNorm)
+OFFSET_NORMS = classes_of("RMSNorm", _GEMMAS)
 """`x / rms(x) * (1 + weight)`, computed in fp32."""
 
-MLPS = (
-    llama.LlamaMLP,
-    mistral.MistralMLP,
-    qwen2.Qwen2MLP,
-    qwen3.Qwen3MLP,
-    gemma2.Gemma2MLP,
-    gemma3.Gemma3MLP,
-    phi3.Phi3MLP,
-    qwen3_moe.Qwen3MoeMLP,
-)
+MLPS = classes_of("MLP", (name for name in _FAMILIES if name != "Mixtral"))
 """`down(act(gate(x)) * up(x))`."""
 
-EXPERTS = (mixtral.MixtralExperts, qwen3_moe.Qwen3MoeExperts)
+EXPERTS = classes_of("Experts", ("Mixtral", "Qwen3Moe"))
 """The same for each expert that a row is sent to, and the sum of these by their weights."""
 
-ATTENTIONS = (
-    llama.LlamaAttention,
-    mistral.MistralAttention,
-    qwen2.Qwen2Attention,
-    qwen3.Qwen3Attention,
-    gemma2.Gemma2Attention,
-    gemma3.Gemma3Attention,
-    phi3.Phi3Attention,
-    mixtral.MixtralAttention,
-    qwen3_moe.Qwen3MoeAttention,
-)
+ATTENTIONS = classes_of("Attention")
 """Projections, norms of each head of q and k where there are any, rope, attention, projection."""
 
-LAYERS = (
-    llama.LlamaDecoderLayer,
-    mistral.MistralDecoderLayer,
-    qwen2.Qwen2DecoderLayer,
-    qwen3.Qwen3DecoderLayer,
-    phi3.Phi3DecoderLayer,
-    mixtral.MixtralDecoderLayer,
-    qwen3_moe.Qwen3MoeDecoderLayer,
-)
+LAYERS = classes_of("DecoderLayer", _OTHERS)
 """`h + attention(norm(h))`, then `h + mlp(norm(h))`."""
 
-SANDWICH_LAYERS = (gemma2.Gemma2DecoderLayer, gemma3.Gemma3DecoderLayer)
+SANDWICH_LAYERS = classes_of("DecoderLayer", _GEMMAS)
 """As these, with a norm of what is added."""
 
 
-def fuse(layer: nn.Module, linears: Linears) -> set[nn.Module]:
-    """The decoder layer, or its parts, are computed in larger steps from now on, if they can be.
-
-    Their weights must be complete. Returns the linears that are no longer called.
-    """
+def fuse(layer: nn.Module, linears: ChosenLinears) -> None:
+    """The layer's parts, and itself if it is a decoder layer, are computed in larger steps from now
+    on. Their weights must be complete. Parameters stay what they are; changes to them may no longer
+    be seen."""
     done: set[nn.Module] = set()
     part: Any
     for part in layer.modules():
@@ -106,11 +91,12 @@ def fuse(layer: nn.Module, linears: Linears) -> set[nn.Module]:
             experts = Experts.of(part, linears)
             if experts is not None:
                 replace_forward(part, experts)
+        elif kind is nn.Linear and part not in done:
+            replace_forward(part, linears([part]))
     if type(layer) in LAYERS:
         replace_forward(layer, _Layer(layer))
     elif type(layer) in SANDWICH_LAYERS:
         replace_forward(layer, _SandwichLayer(layer))
-    return {module for module in done if isinstance(module, nn.Linear)}
 
 
 # -- helpers, in the order used -----------------------------------------------------------------
@@ -125,7 +111,7 @@ def _norm_of(norm: Any) -> _Rows:
 
 
 class _Mlp:
-    def __init__(self, mlp: Any, linears: Linears) -> None:
+    def __init__(self, mlp: Any, linears: ChosenLinears) -> None:
         is_joined = hasattr(mlp, "gate_up_proj")
         self._gate_up = linears([mlp.gate_up_proj] if is_joined else [mlp.gate_proj, mlp.up_proj])
         self._down = linears([mlp.down_proj])
@@ -141,7 +127,7 @@ class _Mlp:
 class _Attention:
     """Stands for `forward`: one product for q, k and v, one rotation for all heads of q and k."""
 
-    def __init__(self, attention: Any, linears: Linears) -> None:
+    def __init__(self, attention: Any, linears: ChosenLinears) -> None:
         # Not the module itself: when it is dropped, its parameters' memory is to be free at once.
         self._layer = attention.layer_idx
         self._scaling = attention.scaling
@@ -169,8 +155,7 @@ class _Attention:
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         paged: PagedBatch,
         added: torch.Tensor | None = None,
-        **_: object,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> torch.Tensor:
         projected = self._qkv(hidden_states).view(
             hidden_states.shape[1], self._heads + 2 * self._kv_heads, self._head_dim
         )
@@ -186,7 +171,7 @@ class _Attention:
             self._window,
             self._softcap,
         )
-        return self._out(attended.view(1, len(attended), -1), added), None
+        return self._out(attended.view(1, len(attended), -1), added)
 
     def _normed(self, heads: torch.Tensor) -> torch.Tensor:
         """Heads of q and k (T, n, D)."""
@@ -200,10 +185,8 @@ class _Layer:
     """Calls the parts without their modules, and adds in the last step of each."""
 
     def __init__(self, layer: Any) -> None:
-        self._before, self._between = (
-            layer.input_layernorm.forward,
-            layer.post_attention_layernorm.forward,
-        )
+        self._before = layer.input_layernorm.forward
+        self._between = layer.post_attention_layernorm.forward
         self._attention, self._mlp = layer.self_attn.forward, layer.mlp.forward
         self._mlp_adds = type(layer.mlp) in MLPS
 
@@ -212,10 +195,9 @@ class _Layer:
         hidden_states: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         paged: PagedBatch,
-        **_: object,
     ) -> torch.Tensor:
-        rows, _none = self._attention(
-            self._before(hidden_states), position_embeddings, paged, added=hidden_states
+        rows = self._attention(
+            self._before(hidden_states), position_embeddings, paged, hidden_states
         )
         if self._mlp_adds:
             out: torch.Tensor = self._mlp(self._between(rows), rows)
@@ -242,10 +224,9 @@ class _SandwichLayer:
         hidden_states: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         paged: PagedBatch,
-        **_: object,
     ) -> torch.Tensor:
         before_attention, behind_attention, before_mlp, behind_mlp = self._norms
-        rows, _none = self._attention(before_attention(hidden_states), position_embeddings, paged)
+        rows = self._attention(before_attention(hidden_states), position_embeddings, paged)
         rows = behind_attention(rows).add_(hidden_states)
         out: torch.Tensor = behind_mlp(self._mlp(before_mlp(rows))).add_(rows)
         return out
@@ -260,7 +241,7 @@ def window_of(attention: Any) -> int | None:
     return None if window is None else int(window)
 
 
-WINDOW_OF_CONFIG = (mistral.MistralAttention, mixtral.MixtralAttention, phi3.Phi3Attention)
+WINDOW_OF_CONFIG = classes_of("Attention", ("Mistral", "Mixtral", "Phi3"))
 
 
 def _turned(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

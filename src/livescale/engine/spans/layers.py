@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from livescale.engine.attention.attention import ATTENTION, PagedBatch
+from livescale.engine.attention.attention import PagedBatch
 from livescale.engine.attention.kv_cache import KVCache
 from livescale.engine.base.errors import ModelError
 from livescale.engine.files.model_config import parse_config
 from livescale.engine.files.modules import DTYPES, build_model, layer_modules, misfits
 from livescale.engine.products.linear_choice import ChosenLinears, WeightsLayout
 from livescale.engine.products.linear_timing import known_timings
-from livescale.engine.products.linears import replace_linears
 from livescale.engine.spans.compiled_span import CompiledSpan, can_compile
 from livescale.engine.spans.fused import fuse
 from livescale.values.types import LayerEntry, Manifest, StageOf, TensorEntry
@@ -60,7 +59,7 @@ class Layers:
         where = f"config of {manifest.model}"
         self.config = parse_config(manifest.config_json, where)
         self.dtype = DTYPES[manifest.dtype]
-        model = build_model(manifest.config_json, self.config, where, manifest.dtype, ATTENTION)
+        model = build_model(manifest.config_json, self.config, where, manifest.dtype)
         with device:
             # Its tables are no parameters, so the meta device left them without values.
             self._rotary: Any = type(model.model.rotary_emb)(config=model.config)
@@ -175,7 +174,7 @@ class Layers:
             self._bind_compiled(self._compiled, layer)
         if not self._is_compiled:
             for module in complete:
-                replace_linears(module, self._linears, but=fuse(module, self._linears))
+                fuse(module, self._linears)
 
     def _bind_compiled(self, compiled: CompiledSpan, layer: int) -> None:
         if 0 < layer < len(self) - 1:
@@ -219,15 +218,7 @@ def _embedding_call(embed: nn.Embedding, dtype: torch.dtype, device: torch.devic
 
 def _decoder_call(module: nn.Module, rope_type: str | None) -> LayerCall:
     def run(hidden: torch.Tensor, state: RunState) -> torch.Tensor:
-        # By keyword: the order of these arguments differs between families.
-        rows: torch.Tensor = module(
-            hidden,
-            attention_mask=None,
-            position_ids=state.batch.positions,
-            past_key_values=None,
-            position_embeddings=state.rope[rope_type],
-            paged=state.batch,
-        )
+        rows: torch.Tensor = module(hidden, state.rope[rope_type], state.batch)
         return rows
 
     return run

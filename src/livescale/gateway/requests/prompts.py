@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from livescale.gateway.contract.backend import ModelCard
-from livescale.gateway.contract.errors import context_length_exceeded, invalid, quoted
+from livescale.gateway.contract.errors import ApiError, context_length_exceeded, invalid, quoted
 from livescale.gateway.contract.schema import ROLES, ChatBody, refuse_echoes
 from livescale.gateway.text.text import TextCodec
 
@@ -51,11 +51,16 @@ def check_fits(card: ModelCard, codec: TextCodec, prompt: RawPrompt, param: str)
     else:
         tokens, least = len(prompt), ""
     if tokens >= limit:
-        raise context_length_exceeded(
-            f"The prompt has {least}{tokens} tokens. {quoted(card.name)} takes at most "
-            f"{limit}, including the generated ones",
-            param,
-        )
+        raise too_long(card, f"{least}{tokens}", param)
+
+
+def too_long(card: ModelCard, tokens: object, param: str) -> ApiError:
+    """400: the prompt has so many tokens."""
+    return context_length_exceeded(
+        f"The prompt has {tokens} tokens. {quoted(card.name)} takes at most "
+        f"{card.model_tokens_max}, including the generated ones",
+        param,
+    )
 
 
 async def read_prompts(

@@ -15,7 +15,7 @@ from livescale.gateway.contract.backend import ModelCard
 from livescale.gateway.contract.errors import ApiError, context_length_exceeded, invalid, quoted
 from livescale.gateway.contract.schema import PROMPTS_MAX, ChatBody, CompletionBody, GenerationBody
 from livescale.gateway.requests.choices import StopString, TextRules
-from livescale.gateway.requests.prompts import check_ids
+from livescale.gateway.requests.prompts import check_ids, too_long
 from livescale.values.types import SamplingDefaults, SamplingParams
 
 GENERATIONS_MAX = PROMPTS_MAX
@@ -136,11 +136,7 @@ def _check_length(card: ModelCard, prompt_tokens: int, asked: int | None, param:
     if prompt_tokens == 0:
         raise invalid(f"{param} is empty", param)
     if prompt_tokens >= limit:
-        raise context_length_exceeded(
-            f"The prompt has {prompt_tokens} tokens. {quoted(card.name)} takes at most "
-            f"{limit}, including the generated ones",
-            param,
-        )
+        raise too_long(card, prompt_tokens, param)
     if asked is not None and prompt_tokens + asked > limit:
         raise context_length_exceeded(
             f"The prompt has {prompt_tokens} tokens and the request asks for {asked} "

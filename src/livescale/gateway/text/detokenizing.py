@@ -1,28 +1,25 @@
 """Generated token ids to text, as they come. Prompts, and texts as a whole, are in `text.py`.
 
-There are two decoders. That of the `tokenizers` package is right for every tokenizer. Where each
-token stands for the same bytes wherever it is (byte-level ones), most tokens are looked up.
+There are two decoders. `TokenDecoder` is right for every tokenizer. Where each token stands for the
+same bytes wherever it is (byte-level ones), `ByteLevelDecoder` looks most tokens up.
 """
 
 from __future__ import annotations
 
 import codecs
-from array import array
 from typing import Protocol
 
 from tokenizers import Tokenizer, decoders
 
-from livescale.gateway.text.spelling import byte_level_bytes
-from livescale.gateway.text.text_bounds import parts_of
-
-_PIECES_MAX = 64
-"""Pieces of an answer that are kept apart: a string of a few characters takes 50 bytes more."""
+from livescale.gateway.text.spelling import byte_level_bytes, fallback_byte
 
 REPLACEMENT = "\ufffd"
 
 HELD_TOKENS_MAX = 8
-"""Tokens whose text is held for later ones, and a character's more. All of them are decoded again
-with each token."""
+"""Tokens whose text is held for later ones."""
+
+WINDOW_TOKENS_MAX = 4
+"""Tokens whose text has left that are decoded again with the next one, which may depend on them."""
 
 CHARACTER_BYTES_MAX = 4
 
@@ -34,8 +31,8 @@ class Detokenizer(Protocol):
 
     Pieces never end inside a character: bytes of an incomplete one are held until the rest comes.
     How long a token takes does not depend on how many came before it, whatever bytes they are.
-    All pieces and the flush together are the text of all tokens, or, where later tokens change the
-    text of earlier ones, what had left of it and all the rest.
+    All pieces and the flush together are the text of all tokens. Where later tokens change the text
+    of earlier ones, what has left stays.
     """
 
     def push(self, token_id: int) -> str:
@@ -116,143 +113,112 @@ class ByteLevelDecoder:
 
 
 class TokenDecoder:
-    """Detokenizer of any tokenizer.
+    """Detokenizer of any tokenizer: what a token adds to the text of those before it.
 
-    Byte-fallback tokenizers decode a run of bytes as a whole: a broken byte turns all of them into
-    replacements, those whose text has left, too. What has left stays, and what is held is decoded
-    without it. Where more than HELD_TOKENS_MAX tokens are held, their bytes are broken, or stand
-    for replacements themselves: those leave.
+    Byte-fallback tokenizers decode a run of bytes as a whole, which takes long where it is long: a
+    broken byte turns all of them into replacements. So their bytes are counted here.
     """
 
     __slots__ = (
-        "_anchor",
-        "_broken",
-        "_context",
-        "_context_text",
+        "_bytes",
         "_held",
-        "_is_apart",
-        "_pieces",
+        "_is_broken",
+        "_owed",
+        "_sent_chars",
         "_skips_special_tokens",
-        "_token_ids",
+        "_text",
         "_tokenizer",
-        "_window_text",
+        "_window",
     )
 
     def __init__(self, tokenizer: Tokenizer, skips_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skips_special_tokens = skips_special_tokens
-        #: the last tokens whose text has left: others are decoded behind them
-        self._context: list[int] = []
-        #: how much of the text of those and the held ones has left, and all of it
-        self._context_text = self._window_text = ""
-        #: the first tokens of a run of bytes that is broken for good
-        self._anchor: list[int] = []
-        #: tokens since the held ones were, perhaps, whole characters
-        self._broken = 0
-        self._token_ids = array("I")
-        self._pieces: list[str] = []
-        #: tokens at the end whose text has not left
+        #: the last tokens, their text, and how much of that has left
+        self._window: list[int] = []
+        self._text = ""
+        self._sent_chars = 0
+        #: tokens in a row whose text may end inside a character
         self._held = 0
-        #: what has left is not the beginning of what the tokenizer makes of all tokens
-        self._is_apart = False
+        #: of a run of bytes: has those of an incomplete character
+        self._bytes = _Utf8Decoder()
+        #: bytes less characters of the replacements that it ends with, which have left
+        self._owed = 0
+        self._is_broken = False
 
     def push(self, token_id: int) -> str:
-        self._token_ids.append(token_id)
-        self._held += 1
-        text = self._text([*self._context, *self._held_ids()])
-        if text == self._window_text and self._is_nothing(token_id):
-            self._token_ids.pop()
-            self._held -= 1
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:  # unknown to the tokenizer: no text
             return ""
-        self._window_text = text
-        if len(text) > len(self._context_text) and not text.endswith(REPLACEMENT):
-            piece = self._leave_all(text)
-        elif self._is_held_in_vain(text):
-            piece = self._leave_replacements(text)
-        else:
+        byte = fallback_byte(token)
+        if byte is not None and (text := self._decoded([token_id])) != token:
+            piece = self._text[self._sent_chars :]
+            if not self._window and not text:  # the space that begins an answer is taken away
+                self._owed = 1
+            else:
+                piece += self._push_byte(byte)
+            self._window, self._text, self._sent_chars, self._held = [token_id], text, len(text), 0
+            return piece
+        window = [*self._window, token_id]
+        text = self._decoded(window)
+        if text == self._text and self._is_skipped(token_id):
             return ""
-        self._pieces.append(piece)
-        if len(self._pieces) > _PIECES_MAX:
-            self._pieces = ["".join(self._pieces)]
-        return piece
+        self._window, self._text = window, text
+        return self._end_run() + self._leave()
 
     def flush(self) -> str:
-        rest = self._rest() if self._held else ""
-        self._held = 0
-        return rest
+        rest, self._sent_chars = self._text[self._sent_chars :], len(self._text)
+        return self._end_run() + rest
 
     # -- helpers, in the order used ---------------------------------------------------------
 
-    def _is_nothing(self, token_id: int) -> bool:
-        """The token is skipped, or unknown to the tokenizer: it changes no text, now or later."""
-        if self._tokenizer.id_to_token(token_id) is None:
-            return True
+    def _push_byte(self, byte: bytes) -> str:
+        """What leaves with the next byte of a run."""
+        if self._is_broken:
+            return REPLACEMENT
+        try:
+            character = self._bytes.decode(byte)
+        except UnicodeDecodeError:
+            self._is_broken = True
+            return REPLACEMENT * (self._owed + self._incomplete_bytes() + 1)
+        if character:
+            is_replacement = character == REPLACEMENT
+            self._owed = self._owed + len(REPLACEMENT.encode()) - 1 if is_replacement else 0
+        return character
+
+    def _end_run(self) -> str:
+        """What leaves of a run of bytes when no more come: incomplete characters break it, too."""
+        held = 0 if self._is_broken else self._incomplete_bytes()
+        rest = REPLACEMENT * (self._owed + held) if held else ""
+        self._bytes.reset()
+        self._owed, self._is_broken = 0, False
+        return rest
+
+    def _incomplete_bytes(self) -> int:
+        return len(self._bytes.getstate()[0])
+
+    def _is_skipped(self, token_id: int) -> bool:
+        """The token changes no text, now or later."""
         # (A first word's space is no text alone, either, but it is not skipped.)
         shown: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
-        return bool(shown) and not self._text([token_id])
+        return bool(shown) and not self._decoded([token_id])
 
-    def _leave_all(self, text: str) -> str:
-        """What leaves of the text of the context and the held tokens if all of it may."""
-        held = self._held_ids()
-        if text.startswith(self._context_text):
-            piece = text[len(self._context_text) :]
-            self._context = held
-        else:  # the text that left is changed by what came behind it
-            piece = self._rest()
-            self._context = [*self._before(), *held]
-        self._context_text = self._window_text = self._text(self._context)
-        self._anchor = []
-        self._held = self._broken = 0
+    def _leave(self) -> str:
+        """What leaves of the window's text. Its last character is held as long as it may be the
+        beginning of another one, but not all that stands before it."""
+        text, sent_chars = self._text, self._sent_chars
+        self._held = self._held + 1 if text.endswith(REPLACEMENT) else 0
+        if 0 < self._held <= HELD_TOKENS_MAX:
+            return ""
+        held_chars = min(self._held, 1)
+        piece = text[sent_chars : len(text) - held_chars]
+        if len(self._window) > WINDOW_TOKENS_MAX:
+            self._window = self._window[-CHARACTER_BYTES_MAX if held_chars else -1 :]
+            self._text = self._decoded(self._window)
+        self._sent_chars = len(self._text) - held_chars
         return piece
 
-    def _is_held_in_vain(self, text: str) -> bool:
-        """So many tokens are held that more will not make characters of them."""
-        chars = len(text) - len(self._context_text)
-        # Incomplete or broken bytes are a replacement each; those of a character are fewer.
-        is_broken = chars >= self._held or not text.startswith(self._context_text)
-        self._broken = self._broken + 1 if is_broken else 0
-        # The first of them may be the beginning of a character yet.
-        is_decided = not 0 < self._broken < CHARACTER_BYTES_MAX
-        return self._held > HELD_TOKENS_MAX and is_decided
-
-    def _leave_replacements(self, text: str) -> str:
-        """As `_leave_all`, where the text ends with replacements."""
-        kinds = {part["type"] for part in parts_of(self._tokenizer.decoder, "decoders")}
-        start, held, anchor = len(self._context_text), self._held_ids(), self._anchor
-        if "ByteFallback" in kinds or len(text) <= start:
-            is_broken = self._broken > 0
-            piece = self._leave_all(text)
-            if is_broken:  # what comes next in this run is broken by its beginning
-                self._anchor = self._context = anchor or held
-                self._context_text = self._window_text = self._text(self._context)
-            return piece
-        # The last one may be the beginning of a character.
-        self._context, self._held = held[:-1], 1
-        self._window_text = self._text(held)
-        self._context_text = self._window_text[:-1]
-        return text[start:-1]
-
-    def _rest(self) -> str:
-        """The text behind what has left."""
-        if not self._is_apart:
-            sent, text = "".join(self._pieces), self._text(self._token_ids.tolist())
-            if text.startswith(sent):
-                return text[len(sent) :]
-            # No later token changes that. (To decode all tokens again and again takes too long.)
-            self._is_apart = True
-        before, held = self._anchor or self._before(), self._held_ids()
-        start, text = self._text(before), self._text([*before, *held])
-        return text[len(start) :] if text.startswith(start) else self._text(held)
-
-    def _before(self) -> list[int]:
-        """Tokens to decode others behind: tokenizers take the space from the first word."""
-        ids: list[int] = self._tokenizer.encode("a", add_special_tokens=False).ids
-        return ids
-
-    def _held_ids(self) -> list[int]:
-        return self._token_ids[-self._held :].tolist()
-
-    def _text(self, token_ids: list[int]) -> str:
+    def _decoded(self, token_ids: list[int]) -> str:
         text: str = self._tokenizer.decode(
             token_ids, skip_special_tokens=self._skips_special_tokens
         )

@@ -42,7 +42,7 @@ class TokenSpelling:
         if self._is_byte_level:
             spelled = byte_level_bytes(token)
             return spelled.decode("utf-8", errors="replace"), spelled
-        if self._has_byte_tokens and (byte := _fallback_byte(token)) is not None:
+        if self._has_byte_tokens and (byte := fallback_byte(token)) is not None:
             return byte.decode("utf-8", errors="replace"), byte
         text = self._decode([*self._anchor, token_id])
         if text.startswith(self._anchor_text):
@@ -84,7 +84,7 @@ def byte_level_bytes(token: str) -> bytes:
         return token.encode()
 
 
-def _fallback_byte(token: str) -> bytes | None:
+def fallback_byte(token: str) -> bytes | None:
     """`<0xE2>` is the byte E2."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         try:

@@ -237,15 +237,16 @@ def _token(value: Any, path: Path, is_special: bool = False) -> _Token:
     or if they are not marked as a token: there is then no other reason to name them."""
     if isinstance(value, _Token):
         return value
+    is_special = is_special or (isinstance(value, dict) and "__type" not in value)
+    return _object_token(value, path, is_special)
+
+
+def _object_token(value: Any, path: Path, is_special: bool = False) -> AddedToken:
     if not isinstance(value, dict) or not isinstance(value.get("content"), str):
         raise ValueError(f"{path}: {value!r} is not a token")
-    flags = {name: value[name] for name in _FLAGS if name in value}
-    if is_special or "__type" not in value:
+    content, flags = value["content"], {name: value[name] for name in _FLAGS if name in value}
+    if is_special:
         flags["special"] = True
-    return _flagged_token(value["content"], flags, path)
-
-
-def _flagged_token(content: str, flags: dict[str, Any], path: Path) -> AddedToken:
     try:
         return AddedToken(content, **flags)
     except TypeError as error:
@@ -262,10 +263,7 @@ def _tokens_by_id(decoder: Any, path: Path) -> dict[int, AddedToken]:
     for token_id, value in decoder.items():
         if not token_id.isdecimal() or int(token_id) > _ID_MAX:
             raise ValueError(f"{path}: added_tokens_decoder has the id {token_id!r}")
-        if not isinstance(value, dict) or not isinstance(value.get("content"), str):
-            raise ValueError(f"{path}: {value!r} is not a token")
-        flags = {name: value[name] for name in _FLAGS if name in value}
-        tokens[int(token_id)] = _flagged_token(value["content"], flags, path)
+        tokens[int(token_id)] = _object_token(value, path)
     return tokens
 
 

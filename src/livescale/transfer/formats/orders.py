@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 from typing import Protocol
 
@@ -75,11 +75,9 @@ class ReceiveListener(Protocol):
         bytes come again; told once per stall."""
 
 
-class ChunkObserver(Protocol):
-    """Sees every chunk that was received in place, for tests and benchmarks; must not block."""
-
-    def __call__(self, plan: PlanId, chunk: int, size_bytes: int, at_ns: int) -> None:
-        """`at_ns` is `time.monotonic_ns()` when the whole chunk lay in the memory."""
+ChunkObserver = Callable[[PlanId, int, int, int], None]
+"""Sees every chunk that was received in place, for tests and benchmarks; must not block. Told the
+plan, the chunk, its bytes and `time.monotonic_ns()` when all of it lay in the memory."""
 
 
 @dataclass(slots=True)
