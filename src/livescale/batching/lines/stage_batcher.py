@@ -11,7 +11,7 @@ gets its blocks when as many are free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -206,7 +206,8 @@ class StageBatcher(Serving):
         return None
 
     def peer_lost(self, peer: WorkerRef, *, is_reachable: bool = False) -> None:
-        self._take_out(lambda worker: worker != peer)
+        self.visitors.sent(entry for entry in self._outbox if entry[0] == peer)
+        self._outbox = [entry for entry in self._outbox if entry[0] != peer]
         self._over.update((_lead(p), None) for p in self._pipelines if p.leader.worker == peer)
         self.leads.lost(peer)
         self.visitors.lost(peer)
@@ -219,7 +220,9 @@ class StageBatcher(Serving):
         if not self.visitors.in_flight:
             self.leads.look(now_ns)
             self._grant()
-        return self._take_out()
+        outbox, self._outbox = self._outbox, []
+        self.visitors.sent(outbox)
+        return outbox
 
     def deadline_ns(self) -> int | None:
         return self.leads.deadline_ns()
@@ -285,25 +288,10 @@ class StageBatcher(Serving):
             lead = _lead(pipeline)
             blocks = max(self.batcher.pool.blocks // pipeline.shares, 1)
             is_wanted = lead not in self._over and not self.visitors.lends_to(lead)
-            if is_wanted and self.visitors.free_blocks >= blocks:
+            if is_wanted and self.batcher.pool.free >= blocks:
                 workers = [member.partner.worker for member in pipeline.members]
                 stay = self._stays.get(lead, 0)
                 self.visitors.grant(lead, pipeline.leader, workers, blocks, stay)
-
-    def _take_out(
-        self, keep: Callable[[WorkerRef], bool] = lambda worker: False
-    ) -> list[tuple[WorkerRef, LiveMessage]]:
-        """What is to be sent, and no longer waits for that; some may be kept."""
-        outbox, self._outbox = self._outbox, []
-        taken = []
-        for worker, message in outbox:
-            if keep(worker):
-                self._outbox.append((worker, message))
-                continue
-            taken.append((worker, message))
-            if isinstance(message, Visit):
-                self.visitors.sent(message)
-        return taken
 
 
 def _lead(pipeline: Pipeline) -> Lead:

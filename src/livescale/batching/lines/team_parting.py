@@ -9,17 +9,17 @@ until the leader has learned that all is fetched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from livescale.batching.contract.live_messages import Handover, KvAt, PartOf, UnexpectedMessage
-from livescale.batching.contract.visit_messages import Kept, Shared, Stop, VisitMessage
+from livescale.batching.contract.visit_messages import Kept, Shared, Stop
 from livescale.batching.lines.visit_lead import Left, VisitLead
-from livescale.batching.lines.visitors import Visitors
+from livescale.batching.lines.visitors import Tell, Visitors
 from livescale.batching.live.live_batch import ANEW, CHEAPER
 from livescale.batching.live.live_batcher import LiveBatcher
 from livescale.batching.runs.batcher import Batcher
 from livescale.batching.runs.run import BatchKey
-from livescale.values.routes import Partner, Team
+from livescale.values.routes import Team
 from livescale.values.types import LayerSpan
 
 _S_PS = 1_000_000_000_000
@@ -33,7 +33,7 @@ class Parting:
         inner: LiveBatcher,
         visitors: Visitors,
         lead: VisitLead,
-        tell: Callable[[Partner, VisitMessage], None],
+        tell: Tell,
     ) -> None:
         self.lead = lead
         self._inner = inner

@@ -13,7 +13,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from livescale.batching.contract.live_messages import KvWanted, PartOf, UnexpectedMessage
+from livescale.batching.contract.live_messages import (
+    KvWanted,
+    LiveMessage,
+    PartOf,
+    UnexpectedMessage,
+)
 from livescale.batching.contract.serving import KvPlaces
 from livescale.batching.contract.visit_messages import (
     Broken,
@@ -36,7 +41,7 @@ _RUNS_MAX = 2
 """In flight: the device is busy while what comes of the first is sent on."""
 
 Tell = Callable[[Partner, VisitMessage], None]
-"""Sends another instance a message, or hands it to this one's own leader."""
+"""Sends another instance a message, or hands it to this one's own leader or member."""
 
 
 @dataclass(slots=True)
@@ -253,9 +258,11 @@ class Visitors:
         visits = (*self._line, *(visit for _, own in self._in_flight for visit in own))
         return key in self._leaving or any(visit.key == key for visit in visits)
 
-    def sent(self, visit: Visit) -> None:
-        """The rows of the visit are on their way."""
-        self._leaving.pop(visit.key, None)
+    def sent(self, outbox: Iterable[tuple[WorkerRef, LiveMessage]]) -> None:
+        """Rows of visits among these messages are on their way, or are not sent any more."""
+        for _, message in outbox:
+            if isinstance(message, Visit):
+                self._leaving.pop(message.key, None)
 
     # -- helpers --------------------------------------------------------------------------------
 
@@ -302,11 +309,6 @@ class Visitors:
     def blocks_of(self, leads: Iterable[Lead]) -> int:
         """Blocks that these leaders have here."""
         return sum(len(self._leases[lead].blocks) for lead in leads if lead in self._leases)
-
-    @property
-    def free_blocks(self) -> int:
-        """That no leader has."""
-        return self._pool.free
 
     def _check(self, segment: Segment, lease: _Lease) -> None:
         """Raises UnexpectedMessage for positions and blocks that cannot be."""
