@@ -25,7 +25,7 @@ def batch_taken(
         target=message.batch.target,
         requests=tuple((spec.request, spec.attempt, spec.moves) for spec in wanted),
         next_layer=message.next_layer,
-        tokens=sum(len(s.prompt_ids) + len(s.generated_ids) for s in message.requests),
+        tokens=sum(spec.known_tokens for spec in message.requests),
         row_bytes=row_bytes,
         pull_ns=pull_ns,
     )

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import msgspec
 
 from livescale.batching.contract.live_messages import LiveMessage, UnexpectedMessage, refusal
-from livescale.batching.contract.serving import Capabilities, KvPlaces, Serving
+from livescale.batching.contract.serving import Capabilities, Serving
 from livescale.batching.contract.visit_counts import VisitCounts
 from livescale.batching.contract.visit_messages import (
     Broken,
@@ -144,13 +144,6 @@ class StageBatcher(Serving):
         emitted, self.leads.emitted = self.leads.emitted, []
         return emitted
 
-    @property
-    def tells_layers(self) -> bool:
-        return False
-
-    def layers_ran(self, stop: int) -> None:
-        return None
-
     def report(self) -> InstanceReported:
         """Of an instance that leads, what it has. Of others `running` are the leaders that have
         blocks here. Which of these are in use is known to the leaders of now; blocks of others
@@ -166,14 +159,8 @@ class StageBatcher(Serving):
 
     # -- partners -------------------------------------------------------------------------------
 
-    def work_alone(self) -> None:
-        return None
-
     def drain_to(self, takers: Sequence[Taker]) -> None:
         """What it leads is finished here."""
-
-    def decode_at(self, partners: Sequence[Partner], *, keeps: bool = False) -> None:
-        return None
 
     def take_returned(self) -> list[tuple[RequestId, int]]:
         returned, self.leads.returned = self.leads.returned, []
@@ -229,9 +216,6 @@ class StageBatcher(Serving):
 
     def holds(self, key: BatchKey) -> bool:
         return self.visitors.holds(key)
-
-    def kv_places(self, key: BatchKey) -> KvPlaces:
-        return ()
 
     @property
     def kv_in_use(self) -> int:

@@ -196,8 +196,7 @@ class StageLead(Leading):
 
     def report(self) -> InstanceReported:
         """What the requests here are to the instance that leads."""
-        early = self._early.values()
-        early_tokens = sum(len(s.prompt_ids) + len(s.generated_ids) for s in early)
+        early_tokens = sum(spec.known_tokens for spec in self._early.values())
         if self.batcher is not None:
             own = self.batcher.report(self.home.instance, 0)
             queued = own.queued_prefill_tokens + early_tokens

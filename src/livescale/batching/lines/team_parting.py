@@ -65,7 +65,7 @@ class Parting:
         own = next(s for s in self.lead.way if s.partner.instance == inner.instance)
         table = self._visitors.adopt(Shared(lead, left.table, own.span))
         assert table is not None, f"{spec.request} has blocks of the quota"
-        tokens = len(spec.prompt_ids) + len(spec.generated_ids) - 1
+        tokens = spec.known_tokens - 1
         part = PartOf(BatchKey(lead.leader, lead.number), spec.request, lead, left.table, tokens)
         layers = inner.batcher.span.stop - 2
         others = [s for s in self.lead.way if s not in (own, stop)]
@@ -106,7 +106,7 @@ def check_shared(batcher: Batcher, message: Handover) -> None:
     if len(message.requests) != 1 or not message.decoding:
         raise UnexpectedMessage("one request that decodes is shared at a time")
     [spec] = message.requests
-    known = len(spec.prompt_ids) + len(spec.generated_ids)
+    known = spec.known_tokens
     try:
         batcher.check(spec)
     except ValueError as error:

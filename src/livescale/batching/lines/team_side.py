@@ -285,7 +285,7 @@ class TeamSide:
 
     def _moving_pays(self, lead: VisitLead, decoding: Sequence[Left]) -> bool:
         inner = self._inner
-        tokens = sum(len(one.spec.prompt_ids) + len(one.spec.generated_ids) for one in decoding)
+        tokens = sum(one.spec.known_tokens for one in decoding)
         is_full = 2 * tokens >= inner.batcher.config.run_tokens_max * len(lead.way)
         rate = inner.pace.prefill_tokens_per_s()
         assert self._led is not None

@@ -194,7 +194,7 @@ class Visitors:
             raise UnexpectedMessage(f"layers {span} are not here")
         for segment in visit.segments:
             self._check(segment, lease)
-        if not are_among(visit.faulty, visit):
+        if not are_among(visit.faulty, visit.segments):
             raise UnexpectedMessage(f"faulty requests that run {visit.run} has not")
         return True
 
@@ -242,7 +242,7 @@ class Visitors:
 
     def _ran(self, visit: Visit, token_ids: tuple[int, ...]) -> None:
         lease = self._leases[visit.lead]
-        faulty = (*visit.faulty, *(one for one in self._faulty if are_among([one], visit)))
+        faulty = (*visit.faulty, *(one for one in self._faulty if are_among([one], visit.segments)))
         if len(visit.way) == 1:
             self._tell(lease.home, Visited(visit.lead, visit.run, token_ids, faulty))
             return
