@@ -8,7 +8,7 @@ from livescale.clusters.topology import Direction
 from livescale.control.multicast.cost import Chunks, Receiver
 from livescale.control.multicast.fabric import IN, OUT, Fabric
 from livescale.control.multicast.nodes import Head, Node, deal, ids, make_head, make_nodes
-from livescale.control.multicast.placing import Element
+from livescale.control.multicast.placing import Element, by_group
 from livescale.control.multicast.request import PlanRequest
 from livescale.values.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.values.types import FromStorage, FromWorker, Upstream
@@ -89,12 +89,8 @@ def _heads(
 
 def _bundles(sources: Sequence[Element], fabric: Fabric, width: int) -> list[list[Element]]:
     """Copies that are read together: those of a group, put together up to `width`."""
-    together: dict[str, list[Element]] = {}
-    for number, element in enumerate(sources):
-        group = _group(element, fabric)
-        together.setdefault(group or f"\0{number}", []).append(element)
     bundles: list[list[Element]] = []
-    for members in together.values():
+    for _, members in by_group(sources, lambda element: _group(element, fabric)):
         if bundles and len(bundles[-1]) < width:
             bundles[-1] += members
         else:

@@ -39,8 +39,8 @@ def tree_feeds(
     return feeds
 
 
-def unicast_feeds(grid: ChunkGrid, source: Element, targets: Sequence[Element]) -> FeedsOf:
-    """One source sends to every target itself."""
+def unicast_feeds(grid: ChunkGrid, source: Element | None, targets: Sequence[Element]) -> FeedsOf:
+    """One source sends to every target itself (None: storage)."""
     feeds: FeedsOf = {}
     for element in targets:
         give(feeds, source, element, grid.all())
@@ -88,11 +88,3 @@ def k_way_host_feeds(feeds: FeedsOf, grid: ChunkGrid) -> FeedsOf:
         return Feed(feed.upstream, (ChunkRange(start, grid.chunks), ChunkRange(0, start)))
 
     return {receiver: tuple(map(turned, its)) for receiver, its in feeds.items()}
-
-
-def storage_feeds(grid: ChunkGrid, targets: Sequence[Element]) -> FeedsOf:
-    """Every target reads the model's directory."""
-    feeds: FeedsOf = {}
-    for element in targets:
-        give(feeds, None, element, grid.all())
-    return feeds

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from livescale.clusters.topology import LinkKind, LinkUse
 from livescale.control.multicast.fabric import IN, OUT, UNLIMITED, Fabric
-from livescale.control.multicast.placing import Element
+from livescale.control.multicast.placing import Element, by_group
 from livescale.control.multicast.request import PlanRequest
 from livescale.values.types import WorkerRef
 
@@ -70,17 +70,14 @@ class Head:
 def make_nodes(targets: Sequence[Element], request: PlanRequest, fabric: Fabric) -> list[Node]:
     """The targets as nodes in falling order of bandwidth; nodes whose NIC is to serve while it
     loads come last, because the last of a chain sends nothing."""
-    topology = fabric.topology
-    together: dict[str, list[Element]] = {}
-    for number, element in enumerate(targets):
-        groups = {topology.group_of(worker) for worker in element}
-        group = groups.pop() if len(groups) == 1 else ""
-        together.setdefault(group or f"\0{number}", []).append(element)
+
+    def group_of(element: Element) -> str:
+        groups = {fabric.topology.group_of(worker) for worker in element}
+        return groups.pop() if len(groups) == 1 else ""
+
     busy = {use for use in request.busy if use.direction is OUT}
-    nodes = [
-        _node("" if group.startswith("\0") else group, elements, busy, fabric)
-        for group, elements in together.items()
-    ]
+    together = by_group(targets, group_of)
+    nodes = [_node(group, elements, busy, fabric) for group, elements in together]
     return sorted(nodes, key=lambda n: (n.serves, (-n.pace[0], -n.pace[1]), ids(n.first)))
 
 

@@ -42,7 +42,8 @@ class Planning:
         self._fleet = known.fleet
         self._pool = known.pool
         self._loads = known.loads
-        self._last_id = known.config.epoch * IDS_PER_EPOCH
+        #: the newest id of an instance or a plan
+        self.last_id = known.config.epoch * IDS_PER_EPOCH
         #: the shape of what plans are made for
         self.cluster = KnownCluster(known.config, known.fleet)
         self._predicted: dict[str, _Predicted] = {}
@@ -53,15 +54,10 @@ class Planning:
 
     # -- plans --------------------------------------------------------------------------------
 
-    @property
-    def last_id(self) -> int:
-        """The newest id of an instance or a plan."""
-        return self._last_id
-
     def next_id(self) -> int:
         """An id for an instance or a plan, never used before."""
-        self._last_id += 1
-        return self._last_id
+        self.last_id += 1
+        return self.last_id
 
     def plan_instances(
         self,
@@ -73,7 +69,7 @@ class Planning:
     ) -> ScalePlan | None:
         """`count` new instances on some of the workers `spare` (or on `targets`), by the configured
         strategy or this one. None if there is no way."""
-        request = self._request_of_instances(state, self._last_id + 1, count, spare, targets)
+        request = self._request_of_instances(state, self.last_id + 1, count, spare, targets)
         return self._made(self._plan(request, strategy or self._config.multicast))
 
     def load_ns(self, state: ModelState) -> int | None:
@@ -146,7 +142,7 @@ class Planning:
         is in memory, other guests' included, else from storage. None if there is no way."""
         targets = tuple((agent,) for agent in agents)
         sources = tuple(self._source(copy) for copy in self._in_unit(state))
-        request = self._request(state, self._last_id + 1, len(targets), sources, (), targets)
+        request = self._request(state, self.last_id + 1, len(targets), sources, (), targets)
         return self._made(
             self._plan(msgspec.structs.replace(request, is_cache_local=False), "auto")
         )
@@ -169,7 +165,7 @@ class Planning:
             if source.workers[rank] != agent
         )
         request = msgspec.structs.replace(
-            self._request(state, self._last_id + 1, 1, sources, (), ((agent,),)), tp_size=1
+            self._request(state, self.last_id + 1, 1, sources, (), ((agent,),)), tp_size=1
         )
         return self._made(self._plan(request, "auto"))
 
@@ -216,11 +212,6 @@ class Planning:
             if all(h.is_whole or h.order.chunk_bytes == unit for h in copy.ranks.values())
         ]
 
-    def _chunk_bytes(self, state: ModelState) -> int:
-        """What fits all members; but as long as anything of the model is on its way, the unit of
-        that: chunks are passed on as they are numbered."""
-        return self._loads.chunk_bytes_of(state.spec.name) or self.cluster.chunk_bytes
-
     def _breaks_up(self, copy: Copy) -> bool:
         """A spare of several ranks, one of whose workers leaves: it cannot be used again, and goes
         where a new instance takes another of its workers."""
@@ -253,11 +244,14 @@ class Planning:
         spare: tuple[WorkerRef, ...],
         targets: tuple[tuple[WorkerRef, ...], ...] | None,
     ) -> PlanRequest:
+        # What fits all members; but as long as anything of the model is on its way, the unit of
+        # that: chunks are passed on as they are numbered.
+        under_way = self._loads.chunk_bytes_of(state.spec.name)
         return PlanRequest(
             plan=number,
             model=state.spec.name,
             layer_bytes=state.spec.layer_bytes,
-            chunk_bytes=self._chunk_bytes(state),
+            chunk_bytes=under_way or self.cluster.chunk_bytes,
             instances=count,
             sources=sources,
             spare=spare,
@@ -283,7 +277,7 @@ class Planning:
         """The number is given with a plan alone: where there is no way it is asked for again and
         again."""
         if plan is not None:
-            self._last_id = plan.plan
+            self.last_id = plan.plan
         return plan
 
     def _plan(self, request: PlanRequest, strategy: str) -> ScalePlan | None:

@@ -15,7 +15,6 @@ from livescale.control.planning.copy_worth import CopyWorth
 from livescale.control.planning.planning import Planning
 from livescale.control.planning.pool_knowledge import PoolKnowledge
 from livescale.control.state.holdings import Copy
-from livescale.control.state.idle_workers import WorkerRecord
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import ModelState
 from livescale.messages.commands import AnyCommand, DropHolding
@@ -73,12 +72,8 @@ class Spares:
 
     def empty(self, state: ModelState) -> list[WorkerRef]:
         """Workers that hold nothing and have room for the model, in id order."""
-        records = self._empty(state.spec.size_bytes, engines=not state.is_divided)
-        return [record.ref for record in records]
-
-    def _empty(self, size_bytes: int, *, engines: bool = True) -> list[WorkerRecord]:
-        idle = self._fleet.idle(size_bytes, engines=engines)
-        return [record for record in idle if not self._pool.holds_any(record.ref)]
+        idle = self._fleet.idle(state.spec.size_bytes, engines=not state.is_divided)
+        return [record.ref for record in idle if not self._pool.holds_any(record.ref)]
 
     def workers_for(self, state: ModelState) -> int:
         """How many workers the model can have at once: those with room, or with spares that may

@@ -90,7 +90,9 @@ def teams_of(plan: ScalePlan, strategy: str, model: TeamModel) -> list[tuple[int
             for n, of in times.items()
         ]
         known = len(teams)
-        teams = form_teams(strategy, loading, model, [_fixed(team) for team in teams])
+        # They have requests from their beginning on.
+        fixed = [FormedTeam(team.stages, has_kv=True) for team in teams]
+        teams = form_teams(strategy, loading, model, fixed)
         found += [(at_ns, len(team.stages)) for team in teams[known:]]
     return found
 
@@ -203,8 +205,3 @@ def _moments(times: Iterable[Sequence[int]]) -> list[int]:
     found = sorted({ns for of in times for ns in of})
     step = -(-len(found) // _TIMES_MAX)
     return found[step - 1 :: step]
-
-
-def _fixed(team: FormedTeam) -> FormedTeam:
-    """It has requests from its beginning on."""
-    return FormedTeam(team.stages, has_kv=True)
