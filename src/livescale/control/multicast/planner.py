@@ -22,7 +22,7 @@ from livescale.control.multicast.direct import (
     tree_feeds,
     unicast_feeds,
 )
-from livescale.control.multicast.fabric import OUT, UNLIMITED, Fabric
+from livescale.control.multicast.fabric import OUT, UNLIMITED, Fabric, Layout
 from livescale.control.multicast.placing import (
     Element,
     Preference,
@@ -182,6 +182,9 @@ class Drafting:
         """A fresh one for every draft: it lists the links that the draft uses."""
         return Fabric.of(self._request, self._topology)
 
+    def _layout(self) -> Layout:
+        return Layout(self._request, self._fabric(), self._grid)
+
     def _knows_storage(self) -> bool:
         """How fast every target can read storage. What is not known is not taken for fast."""
         if self._topology.remote_storage_bytes_per_s is not None:
@@ -212,7 +215,7 @@ class Drafting:
             if source.is_host_copy and not source.is_loading
         ]
         if name in HOST_ONLY and copies:
-            feeds = host_feeds(request, self._fabric(), grid, copies, targets)
+            feeds = host_feeds(self._layout(), copies, targets)
             if name == "host-k-way":
                 feeds = k_way_host_feeds(feeds, grid)
             yield self._draft(name, targets, feeds)
@@ -223,8 +226,7 @@ class Drafting:
             return
         for sources in self._source_sets():
             if name in _FORWARDED:
-                feeds = _FORWARDED[name](request, self._fabric(), grid, sources, targets)
-                yield self._draft(name, targets, feeds)
+                yield self._draft(name, targets, _FORWARDED[name](self._layout(), sources, targets))
             elif name == "unicast":
                 yield self._draft(name, targets, unicast_feeds(grid, sources[0], targets))
             else:
@@ -235,7 +237,7 @@ class Drafting:
         reads for itself (as ServerlessLLM does when host memory has no copy)."""
         if name in (*HOST_ONLY, "storage") or len(targets) == 1:
             return self._draft("storage", targets, unicast_feeds(self._grid, None, targets))
-        feeds = chain_feeds(self._request, self._fabric(), self._grid, (), targets)
+        feeds = chain_feeds(self._layout(), (), targets)
         return self._draft("chain", targets, feeds)
 
     def _source_sets(self) -> list[list[Element]]:
