@@ -131,9 +131,6 @@ class EngineServing(Serving):
         self._in_flight = Run(self._runs, self._span, (), asks=ask)
         return self._in_flight
 
-    def shorten(self, run: Run, steps: int) -> Run:
-        raise AssertionError(f"{self!r}: its Runs have one step")
-
     def done(
         self, run: Run, token_ids: Sequence[Sequence[int]], elapsed_ns: int
     ) -> list[EmittedTokens]:

@@ -122,9 +122,6 @@ class StageBatcher(Serving):
             self._take(visit)
         return self.visitors.next()
 
-    def shorten(self, run: Run, steps: int) -> Run:
-        return run  # each has one step
-
     def fail(self, run: Run, faulty: Sequence[FaultyRequest]) -> None:
         self.visitors.fail(faulty)
 
@@ -151,7 +148,7 @@ class StageBatcher(Serving):
         say nothing of what is needed: counted, they would wake an instance that drains."""
         pace = self._pace
         own = self.batcher.report(self._instance, 0, pace.prefill_tokens, pace.prefill_ns)
-        leases = 0 if self._stage.is_first else self.visitors.leases
+        leases = 0 if self._stage.is_first else len(self.visitors.leases)
         counts = self._counts.counts()
         used = self._blocks_left_over if self._pipelines else 0
         own = msgspec.structs.replace(own, kv_blocks_used=used, running=leases, stage=counts)
@@ -168,7 +165,7 @@ class StageBatcher(Serving):
 
     @property
     def is_alone(self) -> bool:
-        is_idle = not self.leads and self.visitors.is_empty
+        is_idle = not self.leads and not self.visitors.leases
         return is_idle and not self._outbox and not self.leads.returned
 
     def expected_tokens(self, peer: WorkerRef, message: LiveMessage) -> int | None:
@@ -271,7 +268,7 @@ class StageBatcher(Serving):
         for pipeline in sorted(self._pipelines, key=lambda one: one.number):
             lead = _lead(pipeline)
             blocks = max(self.batcher.pool.blocks // pipeline.shares, 1)
-            is_wanted = lead not in self._over and not self.visitors.lends_to(lead)
+            is_wanted = lead not in self._over and lead not in self.visitors.leases
             if is_wanted and self.batcher.pool.free >= blocks:
                 workers = [member.partner.worker for member in pipeline.members]
                 stay = self._stays.get(lead, 0)

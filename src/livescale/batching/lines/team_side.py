@@ -71,7 +71,7 @@ class TeamSide:
     @property
     def is_idle(self) -> bool:
         """It is in no team, and nothing is left of one."""
-        return self.lead is None and self._parting is None and self.visitors.is_empty
+        return self.lead is None and self._parting is None and not self.visitors.leases
 
     def join(self, team: Team | None) -> None:
         """Be a member of this team from now on; None: of no further one. Between two Runs.

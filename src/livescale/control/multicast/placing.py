@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from livescale.clusters.topology import Device, LinkKind, LinkUse, Topology
+from livescale.clusters.topology import Device, LinkKind, Topology
 from livescale.control.multicast.fabric import IN, OUT, UNLIMITED, Fabric
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.values.types import WorkerRef
@@ -28,8 +28,9 @@ def usable_sources(request: PlanRequest) -> tuple[Source, ...]:
     Serving traffic costs less than another reader does (`_SERVING_PERCENT`): sources that serve
     and have no readers come next; then the least read of the complete ones.
     """
-    busy = set(request.busy)
-    quiet = [source for source in request.sources if not serves_outward(source, busy)]
+    nics = [use for use in request.busy if use.kind is LinkKind.NIC]
+    serving = {use.owner for use in nics if use.direction is OUT}
+    quiet = [s for s in request.sources if serving.isdisjoint(map(str, s.workers))]
     complete = [source for source in quiet if not source.is_loading]
     arriving = [source for source in quiet if source.is_loading]
     least = min((source.readers for source in complete), default=0)
@@ -43,10 +44,6 @@ def usable_sources(request: PlanRequest) -> tuple[Source, ...]:
     )
     chosen = next((tier for tier in tiers if tier), ())
     return tuple(sorted(chosen, key=lambda source: source.is_host_copy))
-
-
-def serves_outward(source: Source, busy: Iterable[LinkUse]) -> bool:
-    return any(LinkUse(LinkKind.NIC, str(worker), OUT) in busy for worker in source.workers)
 
 
 class Preference(enum.Enum):

@@ -8,7 +8,7 @@ from those. They come and go as they like: nothing of the pool relies on their c
 from __future__ import annotations
 
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.state.holdings import Holding
 from livescale.control.state.load_failures import LoadFailures
 from livescale.control.state.model_state import ModelState
@@ -18,16 +18,12 @@ from livescale.values.types import HoldingId, WorkerRef
 REASON = "a guest wants it"
 
 
-class Guests:
+class Guests(OfPool):
     """Orders what guests want, and takes away what is served no more."""
 
     def __init__(self, known: PoolKnowledge, planning: Planning) -> None:
-        self._config = known.config
-        self._fleet = known.fleet
-        self._pool = known.pool
-        self._loads = known.loads
+        super().__init__(known)
         self._planning = planning
-        self._states = known.models
         #: of those whose loads failed
         self._failures: dict[WorkerRef, LoadFailures] = {}
         self._now_ns = 0

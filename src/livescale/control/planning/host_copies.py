@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.policy.placement import (
     Discard,
     HostRoom,
@@ -27,16 +27,12 @@ from livescale.values.copy_strategies import AllCopies, CacheCopies, KeyStageCop
 from livescale.values.types import HoldingId, InstanceState, WorkerRef
 
 
-class HostCopies:
+class HostCopies(OfPool):
     """Turns suggestions into orders to agents, and keeps the pool true."""
 
     def __init__(self, known: PoolKnowledge, planning: Planning) -> None:
-        self._config = known.config
-        self._states = known.models
+        super().__init__(known)
         self._strategy = known.config.placement
-        self._fleet = known.fleet
-        self._pool = known.pool
-        self._loads = known.loads
         self._planning = planning
         #: of models whose copies have failed
         self._failures: dict[str, LoadFailures] = {}

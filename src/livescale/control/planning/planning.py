@@ -17,7 +17,7 @@ from livescale.control.multicast.placing import kinds_of_spare
 from livescale.control.multicast.planner import HOST_ONLY, PlanError, make_plan
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.control.planning.known_cluster import KnownCluster
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.state.holdings import Copy
 from livescale.control.state.model_state import ModelState
 from livescale.messages.scale_plan import ScalePlan
@@ -34,14 +34,11 @@ class _Predicted(NamedTuple):
     load_ns: int | None
 
 
-class Planning:
+class Planning(OfPool):
     """Makes plans for the cluster as it is known. Orders nothing."""
 
     def __init__(self, known: PoolKnowledge) -> None:
-        self._config = known.config
-        self._fleet = known.fleet
-        self._pool = known.pool
-        self._loads = known.loads
+        super().__init__(known)
         #: the newest id of an instance or a plan
         self.last_id = known.config.epoch * IDS_PER_EPOCH
         #: the shape of what plans are made for

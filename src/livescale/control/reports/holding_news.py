@@ -8,7 +8,7 @@ from typing import Any
 from livescale.control.planning.guests import Guests
 from livescale.control.planning.host_copies import HostCopies
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.state.holdings import Copy, Holding
 from livescale.control.state.instance import Instance
 from livescale.control.together.team_duties import Teams
@@ -25,7 +25,7 @@ from livescale.messages.events import (
 from livescale.values.types import Value
 
 
-class HoldingNews:
+class HoldingNews(OfPool):
     """Keeps the states of holdings and instances true. Handlers return False for late news: of a
     holding or an instance that is gone."""
 
@@ -37,11 +37,7 @@ class HoldingNews:
         guests: Guests,
         teams: Teams,
     ) -> None:
-        self._states = known.models
-        self._fleet = known.fleet
-        self._pool = known.pool
-        self._router = known.router
-        self._loads = known.loads
+        super().__init__(known)
         self._planning = planning
         self._host_copies = host_copies
         self._guests = guests

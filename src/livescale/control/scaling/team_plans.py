@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.requests import live_costs as costs
 from livescale.control.state.model_state import PartState
 from livescale.control.together.pairing import Pairings
@@ -97,13 +97,11 @@ def teams_of(plan: ScalePlan, strategy: str, model: TeamModel) -> list[tuple[int
     return found
 
 
-class TeamPlans:
+class TeamPlans(OfPool):
     """Makes the plans of new instances where teams are on."""
 
     def __init__(self, known: PoolKnowledge, planning: Planning, pairings: Pairings) -> None:
-        self._config = known.config
-        self._fleet = known.fleet
-        self._router = known.router
+        super().__init__(known)
         self._planning = planning
         self._pairings = pairings
 
