@@ -56,7 +56,7 @@ class Controller:
         self.attempts = Attempts(config, self.router, self.models)
         self.planning = Planning(known)
         self.host_copies = HostCopies(known, self.planning)
-        self.guests = Guests(known, self.planning)
+        self.guests = Guests(known, self.planning, self.host_copies)
         self.pairings = Pairings(known, self.planning)
         self.leaving = Leaving(known, self.planning, self.pairings)
         self.drains = Drains(known, self.planning, self.pairings)

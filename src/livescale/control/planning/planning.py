@@ -66,8 +66,8 @@ class Planning(OfPool):
     ) -> ScalePlan | None:
         """`count` new instances on some of the workers `spare` (or on `targets`), by the configured
         strategy or this one. None if there is no way."""
-        request = self._request_of_instances(state, self.last_id + 1, count, spare, targets)
-        return self._made(self._plan(request, strategy or self._config.multicast))
+        request = self._request_of_instances(state, count, spare, targets)
+        return self._made(request, strategy or self._config.multicast)
 
     def load_ns(self, state: ModelState) -> int | None:
         """How long one more load to an instance should take now: as planned, and as much more or
@@ -91,7 +91,7 @@ class Planning(OfPool):
         """Most that moves in the pool changes nothing for this model: then it is as predicted
         last."""
         spare = self._targets(state)
-        request = self._request_of_instances(state, 0, 1, spare, None)
+        request = self._request_of_instances(state, 1, spare, None)
         kinds = kinds_of_spare(request, self.topology, self.cluster.kind)
         asked: tuple[object, ...] | None = None
         if kinds is not None:
@@ -118,7 +118,6 @@ class Planning(OfPool):
     def _request_of_instances(
         self,
         state: ModelState,
-        number: int,
         count: int,
         spare: tuple[WorkerRef, ...],
         targets: tuple[tuple[WorkerRef, ...], ...] | None,
@@ -127,7 +126,7 @@ class Planning(OfPool):
         workers = [worker for ranks in targets for worker in ranks] if targets else spare
         has_partners = not all(map(self._fleet.is_engine, workers)) if workers else True
         return msgspec.structs.replace(
-            self._request(state, number, count, self.sources(state), spare, targets),
+            self._request(state, count, self.sources(state), spare, targets),
             is_live=self._config.live_order != "stop-the-world",
             in_teams=has_partners and self._config.teams is not None,
             # Files of which the last load failed are not read again while there is a copy.
@@ -139,10 +138,8 @@ class Planning(OfPool):
         is in memory, other guests' included, else from storage. None if there is no way."""
         targets = tuple((agent,) for agent in agents)
         sources = tuple(self._source(copy) for copy in self._in_unit(state))
-        request = self._request(state, self.last_id + 1, len(targets), sources, (), targets)
-        return self._made(
-            self._plan(msgspec.structs.replace(request, is_cache_local=False), "auto")
-        )
+        request = self._request(state, len(targets), sources, (), targets)
+        return self._made(msgspec.structs.replace(request, is_cache_local=False), "auto")
 
     def plan_copy(self, state: ModelState, agent: WorkerRef, rank: int) -> ScalePlan | None:
         """One rank of a copy in the memory of the agent's host: from wherever it is in memory,
@@ -161,10 +158,8 @@ class Planning(OfPool):
             for source in copies
             if source.workers[rank] != agent
         )
-        request = msgspec.structs.replace(
-            self._request(state, self.last_id + 1, 1, sources, (), ((agent,),)), tp_size=1
-        )
-        return self._made(self._plan(request, "auto"))
+        request = self._request(state, 1, sources, (), ((agent,),))
+        return self._made(msgspec.structs.replace(request, tp_size=1), "auto")
 
     def _is_cache_local(self) -> bool:
         """Host memory is for the host's own devices: always in a cache, and for key stages where
@@ -235,7 +230,6 @@ class Planning(OfPool):
     def _request(
         self,
         state: ModelState,
-        number: int,
         count: int,
         sources: tuple[Source, ...],
         spare: tuple[WorkerRef, ...],
@@ -245,7 +239,7 @@ class Planning(OfPool):
         # that: chunks are passed on as they are numbered.
         under_way = self._loads.chunk_bytes_of(state.spec.name)
         return PlanRequest(
-            plan=number,
+            plan=0,
             model=state.spec.name,
             layer_bytes=state.spec.layer_bytes,
             chunk_bytes=under_way or self.cluster.chunk_bytes,
@@ -270,9 +264,10 @@ class Planning(OfPool):
                     fabric.path(FromWorker(sender.worker), partner.worker)
         return tuple(fabric.links)
 
-    def _made(self, plan: ScalePlan | None) -> ScalePlan | None:
+    def _made(self, request: PlanRequest, strategy: str) -> ScalePlan | None:
         """The number is given with a plan alone: where there is no way it is asked for again and
         again."""
+        plan = self._plan(msgspec.structs.replace(request, plan=self.last_id + 1), strategy)
         if plan is not None:
             self.last_id = plan.plan
         return plan
