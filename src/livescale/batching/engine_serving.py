@@ -3,7 +3,7 @@
 Which requests are the instance's, and which token comes next, is decided here; in which order they
 run, and where their KV lies, by the engine. A Run needs the whole model: it begins when that is
 there, or (overlap) with its first layer, and waits inside for the others. Nothing is passed to
-other instances.
+other instances: KV does not leave the engine.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from livescale.batching.contract.live_messages import LiveMessage, refusal
-from livescale.batching.contract.serving import Capabilities, KvPlaces, Serving
+from livescale.batching.contract.serving import Capabilities, Serving
 from livescale.batching.runs.batcher import BatcherConfig
 from livescale.batching.runs.engine_step import EngineLoad, EngineStep, StepTokens
-from livescale.batching.runs.run import BatchKey, EmittedTokens, EngineAsk, Run, SequenceSpec
+from livescale.batching.runs.run import EmittedTokens, EngineAsk, Run, SequenceSpec
 from livescale.messages.events import InstanceReported
-from livescale.values.routes import Partner, Taker
+from livescale.values.routes import Taker
 from livescale.values.types import InstanceId, LayerSpan, RequestId, WorkerRef
 from livescale.values.units import NS_PER_S
 
@@ -131,9 +131,6 @@ class EngineServing(Serving):
         self._in_flight = Run(self._runs, self._span, (), asks=ask)
         return self._in_flight
 
-    def shorten(self, run: Run, steps: int) -> Run:
-        raise AssertionError(f"{self!r}: its Runs have one step")
-
     def done(
         self, run: Run, token_ids: Sequence[Sequence[int]], elapsed_ns: int
     ) -> list[EmittedTokens]:
@@ -162,13 +159,6 @@ class EngineServing(Serving):
                 emitted.append(self._emit(here, tokens))
         return emitted
 
-    @property
-    def tells_layers(self) -> bool:
-        return False
-
-    def layers_ran(self, stop: int) -> None:
-        raise AssertionError(f"{self!r}: no Run tells its layers")
-
     def take_refused(self) -> list[tuple[RequestId, int, str]]:
         refused, self._refused = self._refused, []
         return refused
@@ -179,7 +169,7 @@ class EngineServing(Serving):
         admitted, self._admitted = tuple(self._admitted), []
         started, self._started = tuple(self._started), []
         new = [here for here in self._hosted.values() if not here.is_in_engine]
-        waiting_tokens = sum([_known_tokens(here.spec) for here in new])
+        waiting_tokens = sum([here.spec.known_tokens for here in new])
         load = self._load
         return InstanceReported(
             instance=self.instance,
@@ -201,9 +191,6 @@ class EngineServing(Serving):
 
     # -- other instances ------------------------------------------------------------------------
 
-    def work_alone(self) -> None:
-        """It does."""
-
     def drain_to(self, takers: Sequence[Taker]) -> None:
         """What has no token yet is returned; the others end here."""
         assert self._in_flight is None, f"{self!r}: a Run is in flight"
@@ -212,9 +199,6 @@ class EngineServing(Serving):
                 self._returned.append(here.attempt)
                 self._forget(here)
 
-    def decode_at(self, partners: Sequence[Partner], *, keeps: bool = False) -> None:
-        """The KV cannot leave the engine: requests decode here."""
-
     def take_returned(self) -> list[_Attempt]:
         returned, self._returned = self._returned, []
         return returned
@@ -222,12 +206,6 @@ class EngineServing(Serving):
     @property
     def is_alone(self) -> bool:
         return not self._outbox and not self._returned
-
-    def expected_tokens(self, peer: WorkerRef, message: LiveMessage) -> int | None:
-        return None
-
-    def may_come(self, peer: WorkerRef, message: LiveMessage) -> bool:
-        return True
 
     def take_message(
         self, peer: WorkerRef, message: LiveMessage, now_ns: int, came_ns: int | None = None
@@ -244,15 +222,6 @@ class EngineServing(Serving):
     def take_outbox(self, now_ns: int) -> list[tuple[WorkerRef, LiveMessage]]:
         outbox, self._outbox = self._outbox, []
         return outbox
-
-    def deadline_ns(self) -> int | None:
-        return None
-
-    def holds(self, key: BatchKey) -> bool:
-        return False
-
-    def kv_places(self, key: BatchKey) -> KvPlaces:
-        raise AssertionError(f"{self!r}: {key} was never here")
 
     def __repr__(self) -> str:
         return (
@@ -292,7 +261,7 @@ class EngineServing(Serving):
         if not here.emitted:
             self._started.append(here.attempt)
             cached_tokens = tokens.cached_tokens
-            self._prefix_lookup_tokens += _known_tokens(spec)
+            self._prefix_lookup_tokens += spec.known_tokens
             self._reused_tokens += cached_tokens
         here.emitted += len(tokens.token_ids)
         self._emitted_tokens += len(tokens.token_ids)
@@ -306,7 +275,3 @@ class EngineServing(Serving):
             tokens.finish_reason,
             cached_tokens,
         )
-
-
-def _known_tokens(spec: SequenceSpec) -> int:
-    return len(spec.prompt_ids) + len(spec.generated_ids)

@@ -56,7 +56,7 @@ class Controller:
         self.attempts = Attempts(config, self.router, self.models)
         self.planning = Planning(known)
         self.host_copies = HostCopies(known, self.planning)
-        self.guests = Guests(known, self.planning)
+        self.guests = Guests(known, self.planning, self.host_copies)
         self.pairings = Pairings(known, self.planning)
         self.leaving = Leaving(known, self.planning, self.pairings)
         self.drains = Drains(known, self.planning, self.pairings)
@@ -109,7 +109,7 @@ class Controller:
 
     def _handler_by_event(self) -> dict[type, Callable[[Any, int], bool]]:
         """What records an event at a time; the answer is False for late news."""
-        news = self._holding_news
+        news, of = self._holding_news, self._holding_news.of
         return {
             events.WorkerJoined: self._membership.worker_joined,
             events.AgentJoined: self._membership.agent_joined,
@@ -123,14 +123,15 @@ class Controller:
             events.KvTaken: news.kv_taken,
             events.TeamBroke: lambda e, ns: self.pipelines.broke(e, ns) or self.teams.broke(e, ns),
             events.InstanceReported: news.reported,
-            events.LiveStarted: news.live_started,
-            events.RoleChanged: news.role_changed,
+            events.LiveStarted: of(news.live_started),
+            # For the run record. Nothing follows: its part changed with the order.
+            events.RoleChanged: of(lambda _holding, _event, _now_ns: True),
             events.CoresChanged: self.wishes.lines.cores_changed,
-            events.FirstByteArrived: news.first_byte_arrived,
-            events.LayerArrived: news.layer_arrived,
-            events.HoldingCompleted: news.completed,
-            events.HoldingFailed: news.failed,
-            events.HoldingDropped: news.dropped,
+            events.FirstByteArrived: of(news.first_byte_arrived),
+            events.LayerArrived: of(news.layer_arrived),
+            events.HoldingCompleted: of(news.completed),
+            events.HoldingFailed: of(news.failed),
+            events.HoldingDropped: of(news.dropped),
             events.FeedFailed: self.loads.feed_failed,
             events.LinkMeasured: self.planning.cluster.link_measured,
             events.ModelAdded: self._model_added,

@@ -18,11 +18,9 @@ class OverheadLatency(Value, frozen=True, tag="overhead"):
     per_token_ns: int = 0
 
     def run_ns(self, work: RunWork) -> int:
-        """Time of one Run over all layers."""
         return self.bare.run_ns(work) + self.base_ns + self.per_token_ns * work.token_count
 
     def decode_ns(self, decodes: int, context_tokens: int, steps: int) -> list[int]:
-        """Times of `steps` Runs of the same decodes, whose context grows."""
         more_ns = self.base_ns + self.per_token_ns * decodes
         return [ns + more_ns for ns in self.bare.decode_ns(decodes, context_tokens, steps)]
 

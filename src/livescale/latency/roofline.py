@@ -96,7 +96,6 @@ class RooflineLatency(Value, frozen=True, tag="roofline"):
     # -- whole Runs -------------------------------------------------------------------------
 
     def run_ns(self, work: RunWork) -> int:
-        """Time of one Run over all layers."""
         tokens = work.token_count
         layer_ns = self.linear_layer_ns(tokens) + self.all_reduce_layer_ns(tokens)
         if work.prefills:
@@ -107,7 +106,6 @@ class RooflineLatency(Value, frozen=True, tag="roofline"):
         return self._total_ns(layer_ns, work.decode_context_tokens, rest_ns)
 
     def decode_ns(self, decodes: int, context_tokens: int, steps: int) -> list[int]:
-        """Times of `steps` Runs of the same decodes, whose context grows."""
         layer_ns = self.linear_layer_ns(decodes) + self.all_reduce_layer_ns(decodes)
         if decodes:
             layer_ns += self.decode_fixed_ns + self.sequence_ns * decodes

@@ -65,14 +65,12 @@ class TableLatency(Value, frozen=True, tag="table"):
     # -- whole Runs -------------------------------------------------------------------------
 
     def run_ns(self, work: RunWork) -> int:
-        """Time of one Run over all layers."""
         layer_ns = self.linear.value(work.token_count)
         if work.prefills:
             layer_ns += self.prefill_layer_ns(work.prefills)
         return self._total_ns(layer_ns, work.decodes, work.decode_context_tokens, work.sampled)
 
     def decode_ns(self, decodes: int, context_tokens: int, steps: int) -> list[int]:
-        """Times of `steps` Runs of the same decodes, whose context grows."""
         layer_ns = self.linear.value(decodes)
         return [
             self._total_ns(layer_ns, decodes, context_tokens + decodes * step, decodes)

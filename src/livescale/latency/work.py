@@ -61,7 +61,6 @@ class LinearLatency(Value, frozen=True, tag="linear"):
     per_context_token_ns: int = 0
 
     def run_ns(self, work: RunWork) -> int:
-        """Time of one Run over all layers."""
         return (
             self.base_ns
             + self.per_token_ns * work.token_count
@@ -69,7 +68,6 @@ class LinearLatency(Value, frozen=True, tag="linear"):
         )
 
     def decode_ns(self, decodes: int, context_tokens: int, steps: int) -> list[int]:
-        """Times of `steps` Runs of the same decodes, whose context grows."""
         first = self.base_ns + self.per_token_ns * decodes
         first += self.per_context_token_ns * context_tokens
         more = self.per_context_token_ns * decodes

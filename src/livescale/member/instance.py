@@ -20,7 +20,7 @@ from livescale.batching.contract.live_messages import (
     UnexpectedMessage,
     WithRows,
 )
-from livescale.batching.contract.serving import Serving
+from livescale.batching.contract.serving import KvCame, Serving
 from livescale.batching.contract.visit_messages import Visit
 from livescale.batching.live.live_batch import LiveLimits
 from livescale.batching.runs.reports import REPORT_GAP_NS, ReportPace
@@ -35,11 +35,16 @@ from livescale.member.inputs import (
     RankLayers,
     RunEnded,
 )
-from livescale.member.news import batch_taken, kv_taken
 from livescale.member.owed_capacity import OwedCapacity
 from livescale.member.presence import Presence
 from livescale.messages.commands import ChangeDuty, SetCores, StartHolding
-from livescale.messages.events import LiveStarted, RoleChanged, TeamBroke
+from livescale.messages.events import (
+    BatchTaken,
+    KvTaken,
+    LiveStarted,
+    RoleChanged,
+    TeamBroke,
+)
 from livescale.values.routes import Duty, Partner, Team, reached
 from livescale.values.stages import gives_rows
 from livescale.values.types import Role, WorkerRef
@@ -172,7 +177,7 @@ class HostedInstance:
             assert isinstance(message, Handover), f"{message} is no batch"
             self._took(message, pull_ns, sent)
         for came in self.serving.take_kv_came():
-            self._emit(effects.Report(kv_taken(self._own, came, self._kv_layer_bytes)))
+            self._report_kv(came)
 
     def may_come(self, peer: WorkerRef, message: PeerMessage) -> bool:
         """The message can be taken although a Run is in flight."""
@@ -309,7 +314,28 @@ class HostedInstance:
                 self._attempts.taken(gateway, spec, is_decoding=message.decoding)
             else:
                 self.serving.cancel(spec.request, spec.attempt)
-        taken = batch_taken(self._own, message, wanted, sent.size_bytes, pull_ns)
+        taken = BatchTaken(
+            instance=self._own.instance,
+            worker=self._own.worker,
+            target=message.batch.target,
+            requests=tuple((spec.request, spec.attempt, spec.moves) for spec in wanted),
+            next_layer=message.next_layer,
+            tokens=sum(spec.known_tokens for spec in message.requests),
+            row_bytes=sent.size_bytes,
+            pull_ns=pull_ns,
+        )
+        self._emit(effects.Report(taken))
+
+    def _report_kv(self, came: KvCame) -> None:
+        taken = KvTaken(
+            instance=self._own.instance,
+            worker=self._own.worker,
+            requests=came.requests,
+            layers=came.layers,
+            kv_bytes=came.layers * came.tokens * self._kv_layer_bytes,
+            took_ns=came.last_ns - came.asked_ns,
+            arrival_ns=came.last_ns - came.first_ns,
+        )
         self._emit(effects.Report(taken))
 
     def _talk(self, now_ns: int) -> None:

@@ -218,6 +218,13 @@ class Period(Value, frozen=True):
         return at_ns >= self.start_ns or at_ns < self.stop_ns
 
 
+def _check_limits(of: str, least: int, most: int) -> None:
+    if not (0 <= least <= most and most >= 1):
+        raise ValueError(
+            f"{of}: 0 <= min {least} <= max {most} and a max of at least 1 do not hold"
+        )
+
+
 class RoleLimits(Value, frozen=True):
     """How many instances of a model have the role, at least and at most."""
 
@@ -226,11 +233,7 @@ class RoleLimits(Value, frozen=True):
     instances_max: int
 
     def __post_init__(self) -> None:
-        if not (0 <= self.instances_min <= self.instances_max and self.instances_max >= 1):
-            raise ValueError(
-                f"{self.role}: 0 <= min {self.instances_min} <= max {self.instances_max}"
-                " and a max of at least 1 do not hold"
-            )
+        _check_limits(self.role, self.instances_min, self.instances_max)
 
 
 class ModelPolicy(Value, frozen=True):
@@ -260,11 +263,7 @@ class ModelPolicy(Value, frozen=True):
             raise ValueError(f"{self.spec.name}: roles {named}, not {' and '.join(ROLES)}")
         if self.roles and self.schedule:
             raise ValueError(f"{self.spec.name}: a schedule and roles do not go together")
-        if not (0 <= self.instances_min <= self.instances_max and self.instances_max >= 1):
-            raise ValueError(
-                f"{self.spec.name}: 0 <= min {self.instances_min} <= max {self.instances_max}"
-                " and a max of at least 1 do not hold"
-            )
+        _check_limits(self.spec.name, self.instances_min, self.instances_max)
 
     def limits_at(self, wall_ns: int) -> tuple[int, int]:
         """Instances at least and at most at this time of the wall clock (UTC)."""

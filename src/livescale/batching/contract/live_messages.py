@@ -137,7 +137,7 @@ class Handover(Value, frozen=True, tag=True):
         """Rows that come along: one per known token of each request."""
         if self.next_layer == 0 or self.decoding:
             return 0
-        return sum(len(r.prompt_ids) + len(r.generated_ids) for r in self.requests)
+        return sum(spec.known_tokens for spec in self.requests)
 
 
 class Gone(Value, frozen=True, tag=True):

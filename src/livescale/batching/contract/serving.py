@@ -80,6 +80,8 @@ class Serving(Protocol):
 
     def shorten(self, run: Run, steps: int) -> Run:
         """The Run in flight ends after so many of its steps; the one that is returned is `done`."""
+        assert steps == run.steps, f"{self!r}: its Runs have one step"
+        return run
 
     def done(
         self, run: Run, token_ids: Sequence[Sequence[int]], elapsed_ns: int
@@ -108,9 +110,11 @@ class Serving(Protocol):
     def tells_layers(self) -> bool:
         """Of the Run that was chosen last something is to be sent while it goes on: it is to be
         told how far that is."""
+        return False
 
     def layers_ran(self, stop: int) -> None:
         """The first Run in flight has done the layers below `stop`."""
+        raise AssertionError(f"{self!r}: no Run tells its layers")
 
     def report(self) -> InstanceReported:
         """The load now. What was admitted and started since the last report is in this one."""
@@ -142,6 +146,7 @@ class Serving(Protocol):
     def work_alone(self) -> None:
         """While layers are missing: no other instance pulls from here any more. What none has
         pulled is returned. Between two Runs."""
+        return None
 
     def drain_to(self, takers: Sequence[Taker]) -> None:
         """Become empty: what is here moves to these, or is returned. None: keep it. Between two
@@ -151,6 +156,7 @@ class Serving(Protocol):
         """Requests decode at one of these from their first token on: the first that takes them.
         None of these: they decode here. With `keeps` those that decode here now end here. At any
         time: what is in a Run in flight is none of those that are given."""
+        return None
 
     def take_returned(self) -> Sequence[tuple[RequestId, int]]:
         """What was forgotten since the last call, and is to run elsewhere."""
@@ -162,9 +168,11 @@ class Serving(Protocol):
     def expected_tokens(self, peer: WorkerRef, message: LiveMessage) -> int | None:
         """Positions whose rows, or whose KV of one layer, come with the message; None if they are
         not wanted. Raises UnexpectedMessage for a message that cannot be."""
+        return None
 
     def may_come(self, peer: WorkerRef, message: LiveMessage) -> bool:
         """The message can be taken now: no Run is in flight, or nothing that runs is taken away."""
+        return True
 
     def take_message(
         self, peer: WorkerRef, message: LiveMessage, now_ns: int, came_ns: int | None = None
@@ -191,9 +199,12 @@ class Serving(Protocol):
 
     def deadline_ns(self) -> int | None:
         """When a partner's answer is late: then `take_outbox` is to be called."""
+        return None
 
     def holds(self, key: BatchKey) -> bool:
         """Rows or KV of this batch may still be wanted here."""
+        return False
 
     def kv_places(self, key: BatchKey) -> KvPlaces:
         """Of a batch that changes hands, in the order of a `KvLayer`'s bytes."""
+        raise AssertionError(f"{self!r}: {key} was never here")

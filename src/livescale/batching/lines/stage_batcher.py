@@ -11,12 +11,12 @@ gets its blocks when as many are free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from livescale.batching.contract.live_messages import LiveMessage, UnexpectedMessage, refusal
-from livescale.batching.contract.serving import Capabilities, KvPlaces, Serving
+from livescale.batching.contract.serving import Capabilities, Serving
 from livescale.batching.contract.visit_counts import VisitCounts
 from livescale.batching.contract.visit_messages import (
     Broken,
@@ -122,9 +122,6 @@ class StageBatcher(Serving):
             self._take(visit)
         return self.visitors.next()
 
-    def shorten(self, run: Run, steps: int) -> Run:
-        return run  # each has one step
-
     def fail(self, run: Run, faulty: Sequence[FaultyRequest]) -> None:
         self.visitors.fail(faulty)
 
@@ -144,13 +141,6 @@ class StageBatcher(Serving):
         emitted, self.leads.emitted = self.leads.emitted, []
         return emitted
 
-    @property
-    def tells_layers(self) -> bool:
-        return False
-
-    def layers_ran(self, stop: int) -> None:
-        return None
-
     def report(self) -> InstanceReported:
         """Of an instance that leads, what it has. Of others `running` are the leaders that have
         blocks here. Which of these are in use is known to the leaders of now; blocks of others
@@ -158,7 +148,7 @@ class StageBatcher(Serving):
         say nothing of what is needed: counted, they would wake an instance that drains."""
         pace = self._pace
         own = self.batcher.report(self._instance, 0, pace.prefill_tokens, pace.prefill_ns)
-        leases = 0 if self._stage.is_first else self.visitors.leases
+        leases = 0 if self._stage.is_first else len(self.visitors.leases)
         counts = self._counts.counts()
         used = self._blocks_left_over if self._pipelines else 0
         own = msgspec.structs.replace(own, kv_blocks_used=used, running=leases, stage=counts)
@@ -166,14 +156,8 @@ class StageBatcher(Serving):
 
     # -- partners -------------------------------------------------------------------------------
 
-    def work_alone(self) -> None:
-        return None
-
     def drain_to(self, takers: Sequence[Taker]) -> None:
         """What it leads is finished here."""
-
-    def decode_at(self, partners: Sequence[Partner], *, keeps: bool = False) -> None:
-        return None
 
     def take_returned(self) -> list[tuple[RequestId, int]]:
         returned, self.leads.returned = self.leads.returned, []
@@ -181,7 +165,7 @@ class StageBatcher(Serving):
 
     @property
     def is_alone(self) -> bool:
-        is_idle = not self.leads and self.visitors.is_empty
+        is_idle = not self.leads and not self.visitors.leases
         return is_idle and not self._outbox and not self.leads.returned
 
     def expected_tokens(self, peer: WorkerRef, message: LiveMessage) -> int | None:
@@ -206,7 +190,8 @@ class StageBatcher(Serving):
         return None
 
     def peer_lost(self, peer: WorkerRef, *, is_reachable: bool = False) -> None:
-        self._take_out(lambda worker: worker != peer)
+        self.visitors.sent(entry for entry in self._outbox if entry[0] == peer)
+        self._outbox = [entry for entry in self._outbox if entry[0] != peer]
         self._over.update((_lead(p), None) for p in self._pipelines if p.leader.worker == peer)
         self.leads.lost(peer)
         self.visitors.lost(peer)
@@ -219,16 +204,15 @@ class StageBatcher(Serving):
         if not self.visitors.in_flight:
             self.leads.look(now_ns)
             self._grant()
-        return self._take_out()
+        outbox, self._outbox = self._outbox, []
+        self.visitors.sent(outbox)
+        return outbox
 
     def deadline_ns(self) -> int | None:
         return self.leads.deadline_ns()
 
     def holds(self, key: BatchKey) -> bool:
         return self.visitors.holds(key)
-
-    def kv_places(self, key: BatchKey) -> KvPlaces:
-        return ()
 
     @property
     def kv_in_use(self) -> int:
@@ -284,26 +268,11 @@ class StageBatcher(Serving):
         for pipeline in sorted(self._pipelines, key=lambda one: one.number):
             lead = _lead(pipeline)
             blocks = max(self.batcher.pool.blocks // pipeline.shares, 1)
-            is_wanted = lead not in self._over and not self.visitors.lends_to(lead)
-            if is_wanted and self.visitors.free_blocks >= blocks:
+            is_wanted = lead not in self._over and lead not in self.visitors.leases
+            if is_wanted and self.batcher.pool.free >= blocks:
                 workers = [member.partner.worker for member in pipeline.members]
                 stay = self._stays.get(lead, 0)
                 self.visitors.grant(lead, pipeline.leader, workers, blocks, stay)
-
-    def _take_out(
-        self, keep: Callable[[WorkerRef], bool] = lambda worker: False
-    ) -> list[tuple[WorkerRef, LiveMessage]]:
-        """What is to be sent, and no longer waits for that; some may be kept."""
-        outbox, self._outbox = self._outbox, []
-        taken = []
-        for worker, message in outbox:
-            if keep(worker):
-                self._outbox.append((worker, message))
-                continue
-            taken.append((worker, message))
-            if isinstance(message, Visit):
-                self.visitors.sent(message)
-        return taken
 
 
 def _lead(pipeline: Pipeline) -> Lead:

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from livescale.batching.contract.visit_messages import Lead, Quota, Stop, Visit
-from livescale.batching.lines.visit_lead import as_sent
+from livescale.batching.lines.visit_lead import Leading, Way
 from livescale.batching.runs.batcher import Batcher, BatcherConfig
-from livescale.batching.runs.run import EmittedTokens, Run, Segment, SequenceSpec
+from livescale.batching.runs.run import EmittedTokens, SequenceSpec
 from livescale.batching.runs.sequence import SequenceState
 from livescale.messages.events import InstanceReported
 from livescale.values.routes import Partner, Pipeline
 from livescale.values.types import InstanceId, LayerSpan, RequestId
 
-Way = tuple[Stop, ...]
 _RUNS_MAX = 1 << 16
 """Each way has its own bound."""
 
@@ -35,40 +34,28 @@ class _Led:
     way: Way
 
 
-@dataclass(slots=True)
-class StageLead:
+class StageLead(Leading):
     """Requests of the instance at `home`. `config` bounds that instance alone, `span` is its own.
+    They are led when each stage has a member that has granted its blocks."""
 
-    `stages` are those of the pipeline as it is now. It is `is_ending` when it gets no further
-    requests.
-    """
-
-    lead: Lead
-    home: Partner
-    config: BatcherConfig
-    span: LayerSpan
-    stages: tuple[tuple[Stop, ...], ...] = ()
-    is_ending: bool = False
-    shares: int = 1
-    #: since when an answer is waited for (None: since the next look at the clock)
-    since_ns: int | None = None
-    #: when each stage has a member that has granted its blocks
-    batcher: Batcher | None = None
-    #: members that were left out: what is on its way through them comes back still
-    _leaving: dict[InstanceId, Partner] = field(default_factory=dict)
-    _quotas: dict[InstanceId, int] = field(default_factory=dict)
-    _stays: dict[InstanceId, int] = field(default_factory=dict)
-    _led: dict[tuple[RequestId, int], _Led] = field(default_factory=dict)
-    #: before each stage has a member that has granted its blocks, or while one lacks
-    _early: dict[RequestId, SequenceSpec] = field(default_factory=dict)
-    _flying: dict[int, tuple[Run, Way]] = field(default_factory=dict)
+    def __init__(self, lead: Lead, home: Partner, config: BatcherConfig, span: LayerSpan) -> None:
+        super().__init__(lead, home)
+        self._config, self._span = config, span
+        #: of the pipeline as it is now
+        self.stages: tuple[tuple[Stop, ...], ...] = ()
+        self._shares = 1
+        #: members that were left out: what is on its way through them comes back still
+        self._leaving: dict[InstanceId, Partner] = {}
+        self._quotas: dict[InstanceId, int] = {}
+        self._stays: dict[InstanceId, int] = {}
+        self._led: dict[tuple[RequestId, int], _Led] = {}
 
     # -- members --------------------------------------------------------------------------------
 
     def follow(self, pipeline: Pipeline) -> list[Partner]:
         """These are its members from now on. Requests that go through others end there. Returns
         those whose stay begins."""
-        before, self.shares = self.partners(), pipeline.shares
+        before, self._shares = self.partners(), pipeline.shares
         self.stages = tuple(
             tuple(Stop(member.partner, member.span) for member in stage)
             for stage in pipeline.stages
@@ -111,11 +98,6 @@ class StageLead:
             self._quotas.pop(partner.instance, None)
         return left
 
-    def segments_of(self, number: int) -> Sequence[Segment]:
-        """Of a Run in flight (none: it is not known)."""
-        run, _ = self._flying.get(number, (None, ()))
-        return () if run is None else run.segments
-
     def granted(self, quota: Quota) -> list[SequenceSpec]:
         """A member keeps blocks for what is decided here. Returns requests that these can never
         hold."""
@@ -127,8 +109,8 @@ class StageLead:
         self._quotas[quota.member] = quota.blocks
         if self.batcher is None and all(map(self._granted, self.stages)):
             blocks = min(self._quotas.values())
-            config = replace(self.config, kv_blocks=blocks)
-            self.batcher = Batcher(config, self.span, runs_max=_RUNS_MAX, pick=self._pick)
+            config = replace(self._config, kv_blocks=blocks)
+            self.batcher = Batcher(config, self._span, runs_max=_RUNS_MAX, pick=self._pick)
         return self.begin_early()
 
     def begin_early(self) -> list[SequenceSpec]:
@@ -137,11 +119,6 @@ class StageLead:
         if not self._ways():
             return []
         return [spec for spec in self.take_early() if not self.add(spec)]
-
-    def take_early(self) -> list[SequenceSpec]:
-        """Requests that wait for a way: none does any more."""
-        early, self._early = [*self._early.values()], {}
-        return early
 
     def lost(self, instance: InstanceId) -> list[tuple[RequestId, int]]:
         """The member is gone: what had KV there is forgotten, and runs elsewhere. Between two
@@ -153,9 +130,9 @@ class StageLead:
             for stage in self.stages
         )
         gone = [pair for pair, led in self._led.items() if _goes_by(led.way, instance)]
-        for number, (run, way) in [*self._flying.items()]:
+        for number, (_, way) in [*self._flying.items()]:
             if _goes_by(way, instance):
-                self._forget(number, run)
+                self._forget(number)
         for request, attempt in gone:
             self.cancel(request, attempt)
         return gone
@@ -168,7 +145,7 @@ class StageLead:
     @property
     def ahead_max(self) -> int:
         """Runs that one may wait for, itself included, on its way."""
-        return len(self.stages) * (len(self.stages) + 1) * self.shares
+        return len(self.stages) * (len(self.stages) + 1) * self._shares
 
     def suspects(self) -> list[InstanceId]:
         """Members that the longest Run on its way goes through."""
@@ -203,16 +180,8 @@ class StageLead:
         return tokens_max > self.batcher.tokens_held_max()
 
     def cancel(self, request: RequestId, attempt: int) -> bool:
-        early = self._early.get(request)
-        if early is not None and early.attempt == attempt:
-            del self._early[request]
-            return True
         self._led.pop((request, attempt), None)
-        return self.batcher is not None and self.batcher.cancel(request, attempt)
-
-    def requests(self) -> list[tuple[RequestId, int]]:
-        early = [(spec.request, spec.attempt) for spec in self._early.values()]
-        return early if self.batcher is None else [*self.batcher.requests(), *early]
+        return super().cancel(request, attempt)
 
     @property
     def has_work(self) -> bool:
@@ -227,8 +196,7 @@ class StageLead:
 
     def report(self) -> InstanceReported:
         """What the requests here are to the instance that leads."""
-        early = self._early.values()
-        early_tokens = sum(len(s.prompt_ids) + len(s.generated_ids) for s in early)
+        early_tokens = sum(spec.known_tokens for spec in self._early.values())
         if self.batcher is not None:
             own = self.batcher.report(self.home.instance, 0)
             queued = own.queued_prefill_tokens + early_tokens
@@ -246,8 +214,8 @@ class StageLead:
     def take_all(self) -> list[tuple[RequestId, int]]:
         """Nothing is here any more: what was."""
         found = self.requests()
-        for number, (run, _) in [*self._flying.items()]:
-            self._forget(number, run)
+        for number in [*self._flying]:
+            self._forget(number)
         for request, attempt in found:
             self.cancel(request, attempt)
         return found
@@ -263,21 +231,10 @@ class StageLead:
             return None
         first = run.segments[0]
         way = self._led[first.request, first.attempt].way
-        if not self._flying:
-            self.since_ns = None
-        self._flying[number] = run, way
-        return Visit(self.lead, self.home, number, way, tuple(map(as_sent, run.segments)))
+        return self._begin(number, run, way)
 
-    def visited(self, number: int, token_ids: Sequence[int]) -> list[EmittedTokens]:
-        """The Run has gone all the way. Tokens of a Run that is not known are left out."""
-        run, _ = self._flying.get(number, (None, ()))
-        if run is None or self.batcher is None:
-            return []
-        if len(token_ids) != sum(segment.samples for segment in run.segments):
-            return []
-        del self._flying[number]
-        self.since_ns = None
-        emitted = self.batcher.done(run, [[token_id] for token_id in token_ids])
+    def _ended(self, number: int, token_ids: Sequence[int]) -> list[EmittedTokens]:
+        emitted = super()._ended(number, token_ids)
         for one in emitted:
             if one.finish_reason is not None:
                 self._led.pop((one.request, one.attempt), None)
@@ -318,12 +275,6 @@ class StageLead:
             return ()
         way = min(open_ways, key=lambda way: flying[way])
         return by_way[way][: -(-totals[way] // (len(way) + 1))]
-
-    def _forget(self, number: int, run: Run) -> None:
-        """The Run does not come back."""
-        for segment in run.segments:
-            self.cancel(segment.request, segment.attempt)
-        self.visited(number, (0,) * sum(segment.samples for segment in run.segments))
 
 
 def _goes_by(way: Way, instance: InstanceId) -> bool:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
-from livescale.batching.contract.live_messages import UnexpectedMessage
 from livescale.batching.contract.visit_messages import (
     Broken,
     Disbanded,
@@ -21,10 +19,9 @@ from livescale.batching.contract.visit_messages import (
     Quota,
     Visit,
     Visited,
-    VisitMessage,
 )
 from livescale.batching.lines.stage_lead import StageLead
-from livescale.batching.lines.visit_lead import forget_faulty
+from livescale.batching.lines.visitors import Tell
 from livescale.batching.runs.batcher import BatcherConfig
 from livescale.batching.runs.run import EmittedTokens, SequenceSpec
 from livescale.messages.events import InstanceReported, TeamBroke
@@ -35,12 +32,6 @@ _EARLY_QUOTAS_MAX = 256
 """Of pipelines that this instance has not been told of yet."""
 _OF_THE_INSTANCE = ("instance", "kv_blocks", "handovers", "prefill_tokens", "prefill_ns", "stage")
 """What a pipeline does not add to in a report."""
-
-
-class Tell(Protocol):
-    """Sends a partner a message, or hands it to this instance's own member."""
-
-    def __call__(self, partner: Partner, message: VisitMessage) -> None: ...
 
 
 @dataclass(slots=True)
@@ -184,12 +175,7 @@ class StageLeads:
             self.returned += [(spec.request, spec.attempt) for spec in too_long]
         elif isinstance(message, Visited):
             self._slowest_ns -= self._slowest_ns // 8
-            for faulty in forget_faulty(message, lead):
-                faulty.tell(self.refused, self.returned)
-            try:
-                self.emitted += lead.visited(message.run, message.token_ids)
-            except ValueError as error:
-                raise UnexpectedMessage(str(error)) from None
+            self.emitted += lead.take_visited(message, self.refused, self.returned)
         else:
             self._member_broke(lead, message)
 

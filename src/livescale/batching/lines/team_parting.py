@@ -9,17 +9,17 @@ until the leader has learned that all is fetched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from livescale.batching.contract.live_messages import Handover, KvAt, PartOf, UnexpectedMessage
-from livescale.batching.contract.visit_messages import Kept, Shared, Stop, VisitMessage
+from livescale.batching.contract.visit_messages import Kept, Shared, Stop
 from livescale.batching.lines.visit_lead import Left, VisitLead
-from livescale.batching.lines.visitors import Visitors
+from livescale.batching.lines.visitors import Tell, Visitors
 from livescale.batching.live.live_batch import ANEW, CHEAPER
 from livescale.batching.live.live_batcher import LiveBatcher
 from livescale.batching.runs.batcher import Batcher
 from livescale.batching.runs.run import BatchKey
-from livescale.values.routes import Partner, Team
+from livescale.values.routes import Team
 from livescale.values.types import LayerSpan
 
 _S_PS = 1_000_000_000_000
@@ -33,7 +33,7 @@ class Parting:
         inner: LiveBatcher,
         visitors: Visitors,
         lead: VisitLead,
-        tell: Callable[[Partner, VisitMessage], None],
+        tell: Tell,
     ) -> None:
         self.lead = lead
         self._inner = inner
@@ -65,7 +65,7 @@ class Parting:
         own = next(s for s in self.lead.way if s.partner.instance == inner.instance)
         table = self._visitors.adopt(Shared(lead, left.table, own.span))
         assert table is not None, f"{spec.request} has blocks of the quota"
-        tokens = len(spec.prompt_ids) + len(spec.generated_ids) - 1
+        tokens = spec.known_tokens - 1
         part = PartOf(BatchKey(lead.leader, lead.number), spec.request, lead, left.table, tokens)
         layers = inner.batcher.span.stop - 2
         others = [s for s in self.lead.way if s not in (own, stop)]
@@ -106,7 +106,7 @@ def check_shared(batcher: Batcher, message: Handover) -> None:
     if len(message.requests) != 1 or not message.decoding:
         raise UnexpectedMessage("one request that decodes is shared at a time")
     [spec] = message.requests
-    known = len(spec.prompt_ids) + len(spec.generated_ids)
+    known = spec.known_tokens
     try:
         batcher.check(spec)
     except ValueError as error:

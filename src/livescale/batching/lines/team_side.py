@@ -31,7 +31,7 @@ from livescale.batching.contract.visit_messages import (
     VisitMessage,
 )
 from livescale.batching.lines.team_parting import Parting, check_shared, moving_pays
-from livescale.batching.lines.visit_lead import Left, VisitLead, forget_faulty
+from livescale.batching.lines.visit_lead import Left, VisitLead
 from livescale.batching.lines.visitors import Visitors
 from livescale.batching.live.live_batcher import LiveBatcher
 from livescale.batching.live.live_taker import is_here_already
@@ -71,7 +71,7 @@ class TeamSide:
     @property
     def is_idle(self) -> bool:
         """It is in no team, and nothing is left of one."""
-        return self.lead is None and self._parting is None and self.visitors.is_empty
+        return self.lead is None and self._parting is None and not self.visitors.leases
 
     def join(self, team: Team | None) -> None:
         """Be a member of this team from now on; None: of no further one. Between two Runs.
@@ -92,7 +92,7 @@ class TeamSide:
         self.visitors.leave_all()
         lead = Lead(team.leader.instance, team.number)
         if team.leader.instance == self._instance:
-            way = [Stop(member.partner, member.span) for member in team.members]
+            way = tuple(Stop(member.partner, member.span) for member in team.members)
             inner = self._inner.batcher
             self.lead = VisitLead(lead, team.leader, way, inner.config, inner.span)
             self._led = team
@@ -180,7 +180,8 @@ class TeamSide:
 
     def lost(self, peer: WorkerRef) -> None:
         """Nothing reaches this worker, or comes from there. Between two Runs."""
-        self._take_out(lambda worker: worker != peer)
+        self.visitors.sent(entry for entry in self._outbox if entry[0] == peer)
+        self._outbox = [entry for entry in self._outbox if entry[0] != peer]
         if self.lead is not None and any(s.partner.worker == peer for s in self.lead.way):
             self._broke(peer)
         self.visitors.lost(peer)
@@ -196,7 +197,9 @@ class TeamSide:
                 self._broke(lead.suspect())
         self._end_if_over(now_ns)
         self._part_if_over()
-        return self._take_out()
+        outbox, self._outbox = self._outbox, []
+        self.visitors.sent(outbox)
+        return [(worker, self._if_here(message)) for worker, message in outbox]
 
     def deadline_ns(self) -> int | None:
         """When an answer is late."""
@@ -222,22 +225,11 @@ class TeamSide:
         self._inner.taker.take_shared(peer, message, table)
         return 0
 
-    def _take_out(
-        self, keep: Callable[[WorkerRef], bool] = lambda worker: False
-    ) -> list[tuple[WorkerRef, LiveMessage]]:
-        """What is to be sent, and no longer waits for that; some may be kept."""
-        outbox, self._outbox = self._outbox, []
-        taken: list[tuple[WorkerRef, LiveMessage]] = []
-        for worker, message in outbox:
-            if keep(worker):
-                self._outbox.append((worker, message))
-                continue
-            if isinstance(message, KvLayer) and self.visitors.part(message.batch) is None:
-                message = Gone(message.batch)  # the leader needs no more of its blocks
-            taken.append((worker, message))
-            if isinstance(message, Visit):
-                self.visitors.sent(message)
-        return taken
+    def _if_here(self, message: LiveMessage) -> LiveMessage:
+        """KV is Gone when the leader needs no more of its blocks."""
+        if isinstance(message, KvLayer) and self.visitors.part(message.batch) is None:
+            return Gone(message.batch)
+        return message
 
     def _tell(self, partner: Partner, message: VisitMessage) -> None:
         if partner.instance == self._instance:
@@ -261,12 +253,7 @@ class TeamSide:
             for spec in lead.granted(message):
                 self._inner.add(spec)
         elif isinstance(message, Visited):
-            for faulty in forget_faulty(message, lead):
-                faulty.tell(self._refused, self._returned)
-            try:
-                self._emitted += lead.visited(message.run, message.token_ids)
-            except ValueError as error:
-                raise UnexpectedMessage(str(error)) from None
+            self._emitted += lead.take_visited(message, self._refused, self._returned)
         elif isinstance(message, Broken):
             self._broke(message.lost, lead.worker_of(message.member))
         else:
@@ -298,7 +285,7 @@ class TeamSide:
 
     def _moving_pays(self, lead: VisitLead, decoding: Sequence[Left]) -> bool:
         inner = self._inner
-        tokens = sum(len(one.spec.prompt_ids) + len(one.spec.generated_ids) for one in decoding)
+        tokens = sum(one.spec.known_tokens for one in decoding)
         is_full = 2 * tokens >= inner.batcher.config.run_tokens_max * len(lead.way)
         rate = inner.pace.prefill_tokens_per_s()
         assert self._led is not None

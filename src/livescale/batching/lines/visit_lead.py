@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import msgspec
 
+from livescale.batching.contract.live_messages import UnexpectedMessage
 from livescale.batching.contract.visit_messages import Lead, Quota, Stop, Visit, Visited
 from livescale.batching.runs.batcher import Batcher, BatcherConfig
-from livescale.batching.runs.faulty_runs import FaultyRequest
 from livescale.batching.runs.run import EmittedTokens, Run, Segment, SequenceSpec
 from livescale.batching.runs.sequence import SequenceState
 from livescale.values.routes import Partner
 from livescale.values.types import InstanceId, LayerSpan, RequestId, WorkerRef
+
+Way = tuple[Stop, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +32,95 @@ class Left:
     table: tuple[int, ...] = ()
 
 
-class VisitLead:
-    """Requests of a leader at `home` whose Runs go `way`. `config` bounds the instance alone."""
+class Leading:
+    """Requests of a leader at `home`, and their Runs on the way through others."""
 
-    def __init__(
-        self,
-        lead: Lead,
-        home: Partner,
-        way: Sequence[Stop],
-        config: BatcherConfig,
-        span: LayerSpan,
-    ) -> None:
+    def __init__(self, lead: Lead, home: Partner) -> None:
         self.lead = lead
         self.home = home
-        self.way = tuple(way)
-        self._config = config
-        self._span = span
-        self._quotas: dict[InstanceId, int] = {}
-        #: when every member has granted its blocks
+        #: when all members that it takes have granted their blocks
         self.batcher: Batcher | None = None
-        #: requests that came before, in order
-        self._early: dict[RequestId, SequenceSpec] = {}
-        self._flying: dict[int, Run] = {}
-        #: it chooses no further Runs
+        #: nothing new is to be led
         self.is_ending = False
         #: since when an answer is waited for (None: since the next look at the clock)
         self.since_ns: int | None = None
+        #: requests that cannot be led yet, in order
+        self._early: dict[RequestId, SequenceSpec] = {}
+        self._flying: dict[int, tuple[Run, Way]] = {}
+
+    def cancel(self, request: RequestId, attempt: int) -> bool:
+        early = self._early.get(request)
+        if early is not None and early.attempt == attempt:
+            del self._early[request]
+            return True
+        return self.batcher is not None and self.batcher.cancel(request, attempt)
+
+    def requests(self) -> list[tuple[RequestId, int]]:
+        early = [(spec.request, spec.attempt) for spec in self._early.values()]
+        return early if self.batcher is None else [*self.batcher.requests(), *early]
+
+    def take_early(self) -> list[SequenceSpec]:
+        """Requests that cannot be led yet: none waits any more."""
+        early, self._early = [*self._early.values()], {}
+        return early
+
+    def take_visited(
+        self,
+        visited: Visited,
+        refused: list[tuple[RequestId, int, str]],
+        returned: list[tuple[RequestId, int]],
+    ) -> list[EmittedTokens]:
+        """What came of a Run. Requests that a member could not compute are forgotten, and are
+        `refused` or `returned` from now on. Raises UnexpectedMessage."""
+        run, _ = self._flying.get(visited.run, (None, ()))
+        here = {(s.request, s.attempt) for s in (() if run is None else run.segments)}
+        for one in visited.faulty:
+            if (one.request, one.attempt) in here and self.cancel(one.request, one.attempt):
+                one.tell(refused, returned)
+        try:
+            return self._ended(visited.run, visited.token_ids)
+        except ValueError as error:
+            raise UnexpectedMessage(str(error)) from None
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    def _begin(self, number: int, run: Run, way: Way) -> Visit:
+        """The Run goes its way, as a visit of the first member."""
+        if not self._flying:
+            self.since_ns = None
+        self._flying[number] = run, way
+        return Visit(self.lead, self.home, number, way, tuple(map(_as_sent, run.segments)))
+
+    def _ended(self, number: int, token_ids: Sequence[int]) -> list[EmittedTokens]:
+        """The Run has gone all the way. Tokens of a Run that is not known are left out."""
+        run, _ = self._flying.get(number, (None, ()))
+        if run is None or self.batcher is None:
+            return []
+        if len(token_ids) != sum(segment.samples for segment in run.segments):
+            return []
+        del self._flying[number]
+        self.since_ns = None
+        return self.batcher.done(run, [[token_id] for token_id in token_ids])
+
+    def _forget(self, number: int) -> None:
+        """The Run does not come back."""
+        run, _ = self._flying[number]
+        for segment in run.segments:
+            self.cancel(segment.request, segment.attempt)
+        self._ended(number, (0,) * sum(segment.samples for segment in run.segments))
+
+
+class VisitLead(Leading):
+    """Requests whose Runs go `way`. `config` bounds the leader's instance alone."""
+
+    def __init__(
+        self, lead: Lead, home: Partner, way: Way, config: BatcherConfig, span: LayerSpan
+    ) -> None:
+        super().__init__(lead, home)
+        self.way = way
+        self._config = config
+        self._span = span
+        self._quotas: dict[InstanceId, int] = {}
 
     # -- members --------------------------------------------------------------------------------
 
@@ -66,9 +130,11 @@ class VisitLead:
         self.since_ns = None
         if quota.member in {stop.partner.instance for stop in self.way}:
             self._quotas[quota.member] = quota.blocks
-        if self.batcher is None and len(self._quotas) == len(self.way):
-            return self._begin()
-        return []
+        if self.batcher is not None or len(self._quotas) < len(self.way):
+            return []
+        config = replace(self._config, kv_blocks=min(self._quotas.values()))
+        self.batcher = Batcher(config, self._span, runs_max=len(self.way) + 1)
+        return [spec for spec in self.take_early() if not self.add(spec)]
 
     @property
     def is_waiting(self) -> bool:
@@ -100,20 +166,9 @@ class VisitLead:
             return False
         return True
 
-    def cancel(self, request: RequestId, attempt: int) -> bool:
-        early = self._early.get(request)
-        if early is not None and early.attempt == attempt:
-            del self._early[request]
-            return True
-        return self.batcher is not None and self.batcher.cancel(request, attempt)
-
-    def requests(self) -> list[tuple[RequestId, int]]:
-        early = [(spec.request, spec.attempt) for spec in self._early.values()]
-        return early if self.batcher is None else [*self.batcher.requests(), *early]
-
     def take_all(self) -> list[Left]:
         """Nothing is here any more: what was, in the order of arrival."""
-        found = [Left(spec) for spec in self._early.values()]
+        found = [Left(spec) for spec in self.take_early()]
         batcher = self.batcher
         if batcher is not None:
             lines = batcher.lines
@@ -123,7 +178,6 @@ class VisitLead:
             found = [_left(sequence, claimed) for sequence in ordered] + found
             for left in found:
                 batcher.cancel(left.spec.request, left.spec.attempt)
-        self._early = {}
         return found
 
     # -- Runs -----------------------------------------------------------------------------------
@@ -134,29 +188,7 @@ class VisitLead:
         if batcher is None or self.is_ending or len(self._flying) >= batcher.runs_max:
             return None
         run = batcher.next()
-        if run is None:
-            return None
-        if not self._flying:
-            self.since_ns = None
-        self._flying[run.id] = run
-        segments = tuple(map(as_sent, run.segments))
-        return Visit(self.lead, self.home, run.id, self.way, segments)
-
-    def segments_of(self, number: int) -> Sequence[Segment]:
-        """Of a Run in flight (none: it is not known)."""
-        run = self._flying.get(number)
-        return () if run is None else run.segments
-
-    def visited(self, number: int, token_ids: Sequence[int]) -> list[EmittedTokens]:
-        """The Run has gone all the way. Tokens of a Run that is not known are left out."""
-        run = self._flying.get(number)
-        if run is None or self.batcher is None:
-            return []
-        if len(token_ids) != sum(segment.samples for segment in run.segments):
-            return []
-        del self._flying[number]
-        self.since_ns = None
-        return self.batcher.done(run, [[token_id] for token_id in token_ids])
+        return self._begin(run.id, run, self.way) if run is not None else None
 
     @property
     def is_over(self) -> bool:
@@ -165,42 +197,11 @@ class VisitLead:
 
     def forget_runs(self) -> None:
         """None of those in flight comes back."""
-        for number, run in list(self._flying.items()):
-            assert self.batcher is not None
-            for segment in run.segments:
-                self.batcher.cancel(segment.request, segment.attempt)
-            count = sum(segment.samples for segment in run.segments)
-            self.visited(number, (0,) * count)
-
-    # -- helpers --------------------------------------------------------------------------------
-
-    def _begin(self) -> list[SequenceSpec]:
-        blocks = min(self._quotas.values())
-        config = replace(self._config, kv_blocks=blocks)
-        self.batcher = Batcher(config, self._span, runs_max=len(self.way) + 1)
-        early, self._early = [*self._early.values()], {}
-        return [spec for spec in early if not self.add(spec)]
+        for number in [*self._flying]:
+            self._forget(number)
 
 
-class _Leading(Protocol):
-    """Runs that are on their way, and the requests of these."""
-
-    def segments_of(self, number: int) -> Sequence[Segment]: ...
-
-    def cancel(self, request: RequestId, attempt: int) -> bool: ...
-
-
-def forget_faulty(visited: Visited, lead: _Leading) -> list[FaultyRequest]:
-    """Forget what a member could not compute. Returns those requests that were here."""
-    here = {(segment.request, segment.attempt) for segment in lead.segments_of(visited.run)}
-    return [
-        one
-        for one in visited.faulty
-        if (one.request, one.attempt) in here and lead.cancel(one.request, one.attempt)
-    ]
-
-
-def as_sent(segment: Segment) -> Segment:
+def _as_sent(segment: Segment) -> Segment:
     """As the first member gets it: known tokens are for the one that samples, as they are now."""
     known = segment.samples
     return msgspec.structs.replace(

@@ -13,7 +13,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from livescale.batching.contract.live_messages import KvWanted, PartOf, UnexpectedMessage
+from livescale.batching.contract.live_messages import (
+    KvWanted,
+    LiveMessage,
+    PartOf,
+    UnexpectedMessage,
+)
 from livescale.batching.contract.serving import KvPlaces
 from livescale.batching.contract.visit_messages import (
     Broken,
@@ -36,7 +41,7 @@ _RUNS_MAX = 2
 """In flight: the device is busy while what comes of the first is sent on."""
 
 Tell = Callable[[Partner, VisitMessage], None]
-"""Sends another instance a message, or hands it to this one's own leader."""
+"""Sends another instance a message, or hands it to this one's own leader or member."""
 
 
 @dataclass(slots=True)
@@ -76,7 +81,8 @@ class Visitors:
         self._layers = batcher.span.stop
         self._has = has
         self._tell = tell
-        self._leases: dict[Lead, _Lease] = {}
+        #: by the leaders that have blocks here
+        self.leases: dict[Lead, _Lease] = {}
         self._line: deque[Visit] = deque()
         #: the first one ends first
         self._in_flight: deque[tuple[Run, tuple[Visit, ...]]] = deque()
@@ -84,11 +90,6 @@ class Visitors:
         self._faulty: tuple[FaultyRequest, ...] = ()
         #: visits whose rows are still to be sent on
         self._leaving: dict[BatchKey, None] = {}
-
-    @property
-    def is_empty(self) -> bool:
-        """No leader has blocks here."""
-        return not self._leases
 
     @property
     def in_flight(self) -> int:
@@ -106,18 +107,18 @@ class Visitors:
     ) -> None:
         """All blocks that are free are the leader's from now on (or `blocks_max` of them), whose
         ways are over these."""
-        if lead in self._leases:
+        if lead in self.leases:
             return
         count = self._pool.free if blocks_max is None else min(blocks_max, self._pool.free)
         reservation = self._held.reserve([count * self._pool.block_tokens])
         (blocks,) = self._held.tables_of(reservation)
         lease = _Lease(home, reservation, dict(enumerate(blocks)), tuple(workers), stay)
-        self._leases[lead] = lease
+        self.leases[lead] = lease
         self._tell(home, Quota(lead, self._instance, len(blocks), stay))
 
     def shrink(self, lead: Lead, blocks: Sequence[int]) -> None:
         """The leader runs nothing more, and needs no other blocks than these. Between two Runs."""
-        lease = self._leases.get(lead)
+        lease = self.leases.get(lead)
         if lease is not None:
             lease.blocks = {n: lease.blocks[n] for n in blocks if n in lease.blocks}
             self._held.shrink_reserved(lease.reservation, tuple(lease.blocks.values()))
@@ -125,7 +126,7 @@ class Visitors:
     def adopt(self, shared: Shared) -> Table | None:
         """The blocks of a request that belongs here from now on, whatever becomes of the leader.
         None: they are not here."""
-        lease = self._leases.get(shared.lead)
+        lease = self.leases.get(shared.lead)
         if lease is None or not all(number in lease.blocks for number in shared.blocks):
             return None
         table = tuple([lease.blocks[number] for number in shared.blocks])
@@ -137,7 +138,7 @@ class Visitors:
     def send_part(self, wanted: KvWanted, part: PartOf) -> KvPlaces | None:
         """KV of a layer in the leader's blocks, for an instance that a request was given to: where
         it lies (None: not here, or not any more)."""
-        lease = self._leases.get(part.lead) if part.lead is not None else None
+        lease = self.leases.get(part.lead) if part.lead is not None else None
         if lease is None or not all(number in lease.blocks for number in part.blocks):
             return None
         table = tuple([lease.blocks[number] for number in part.blocks])
@@ -148,13 +149,13 @@ class Visitors:
 
     def part(self, key: BatchKey) -> KvPlaces | None:
         """As `send_part` found it."""
-        found = (lease.parts.get(key) for lease in self._leases.values())
+        found = (lease.parts.get(key) for lease in self.leases.values())
         return next((places for places in found if places is not None), None)
 
     def revoke(self, lead: Lead) -> None:
         """The leader sends nothing more, or is gone. Between two Runs."""
         assert not self._in_flight, "a Run writes the leader's blocks"
-        lease = self._leases.pop(lead, None)
+        lease = self.leases.pop(lead, None)
         if lease is None:
             return
         self._held.cancel_reserved(lease.reservation)
@@ -162,7 +163,7 @@ class Visitors:
 
     def lost(self, worker: WorkerRef) -> None:
         """Nothing reaches this worker, or comes from there. Between two Runs."""
-        for lead, lease in list(self._leases.items()):
+        for lead, lease in list(self.leases.items()):
             if lease.home.worker == worker:
                 self.revoke(lead)
             elif worker in lease.workers:
@@ -171,7 +172,7 @@ class Visitors:
 
     def leave_all(self) -> None:
         """The instance goes. Between two Runs."""
-        for lead, lease in list(self._leases.items()):
+        for lead, lease in list(self.leases.items()):
             self._tell(lease.home, Broken(lead, self._instance))
             self.revoke(lead)
 
@@ -179,7 +180,7 @@ class Visitors:
 
     def expects(self, visit: Visit) -> bool:
         """Rows of the visit are wanted. Raises UnexpectedMessage if it cannot be run here."""
-        lease = self._leases.get(visit.lead)
+        lease = self.leases.get(visit.lead)
         if lease is None:
             return False
         if not visit.way or visit.way[0].partner.instance != self._instance:
@@ -189,13 +190,13 @@ class Visitors:
             raise UnexpectedMessage(f"layers {span} are not here")
         for segment in visit.segments:
             self._check(segment, lease)
-        if not are_among(visit.faulty, visit):
+        if not are_among(visit.faulty, visit.segments):
             raise UnexpectedMessage(f"faulty requests that run {visit.run} has not")
         return True
 
     def take(self, visit: Visit) -> bool:
         """It is run when all that came before it was. False: its leader has no blocks here."""
-        if visit.lead not in self._leases:
+        if visit.lead not in self.leases:
             return False
         self._line.append(visit)
         return True
@@ -236,12 +237,15 @@ class Visitors:
         self._faulty = ()
 
     def _ran(self, visit: Visit, token_ids: tuple[int, ...]) -> None:
-        lease = self._leases[visit.lead]
-        faulty = (*visit.faulty, *(one for one in self._faulty if are_among([one], visit)))
+        lease = self.leases[visit.lead]
+        faulty = (*visit.faulty, *(one for one in self._faulty if are_among([one], visit.segments)))
         if len(visit.way) == 1:
             self._tell(lease.home, Visited(visit.lead, visit.run, token_ids, faulty))
             return
-        segments = tuple(map(_onward, visit.segments))
+        # Token ids are for layer 0: behind that their number is enough.
+        segments = tuple(
+            msgspec.structs.replace(s, token_ids=(0,) * s.token_count) for s in visit.segments
+        )
         onward = msgspec.structs.replace(visit, way=visit.way[1:], segments=segments, faulty=faulty)
         self._leaving[visit.key] = None
         self._tell(onward.way[0].partner, onward)
@@ -253,15 +257,17 @@ class Visitors:
         visits = (*self._line, *(visit for _, own in self._in_flight for visit in own))
         return key in self._leaving or any(visit.key == key for visit in visits)
 
-    def sent(self, visit: Visit) -> None:
-        """The rows of the visit are on their way."""
-        self._leaving.pop(visit.key, None)
+    def sent(self, outbox: Iterable[tuple[WorkerRef, LiveMessage]]) -> None:
+        """Rows of visits among these messages are on their way, or are not sent any more."""
+        for _, message in outbox:
+            if isinstance(message, Visit):
+                self._leaving.pop(message.key, None)
 
     # -- helpers --------------------------------------------------------------------------------
 
     def _segments(self, visit: Visit) -> list[Segment]:
         """With the blocks that the leader's numbers stand for."""
-        blocks = self._leases[visit.lead].blocks
+        blocks = self.leases[visit.lead].blocks
         return [
             msgspec.structs.replace(s, block_table=tuple([blocks[n] for n in s.block_table]))
             for s in visit.segments
@@ -285,28 +291,14 @@ class Visitors:
     def ask_whether_over(self, but: Container[Lead]) -> None:
         """All other leaders are sent their quotas again. A pipeline that is over answers Disbanded:
         the first such message may have been lost with a connection."""
-        for lead, lease in self._leases.items():
+        for lead, lease in self.leases.items():
             if lead not in but:
                 quota = Quota(lead, self._instance, len(lease.blocks), lease.stay)
                 self._tell(lease.home, quota)
 
-    def lends_to(self, lead: Lead) -> bool:
-        """The leader has blocks here."""
-        return lead in self._leases
-
-    @property
-    def leases(self) -> int:
-        """Leaders that have blocks here."""
-        return len(self._leases)
-
     def blocks_of(self, leads: Iterable[Lead]) -> int:
         """Blocks that these leaders have here."""
-        return sum(len(self._leases[lead].blocks) for lead in leads if lead in self._leases)
-
-    @property
-    def free_blocks(self) -> int:
-        """That no leader has."""
-        return self._pool.free
+        return sum(len(self.leases[lead].blocks) for lead in leads if lead in self.leases)
 
     def _check(self, segment: Segment, lease: _Lease) -> None:
         """Raises UnexpectedMessage for positions and blocks that cannot be."""
@@ -317,8 +309,3 @@ class Visitors:
             raise UnexpectedMessage(f"{segment.request}: {segment.context_tokens} positions")
         if not all(block in lease.blocks for block in segment.block_table):
             raise UnexpectedMessage(f"{segment.request}: blocks beyond {len(lease.blocks)}")
-
-
-def _onward(segment: Segment) -> Segment:
-    """Token ids are for layer 0: behind that their number is enough."""
-    return msgspec.structs.replace(segment, token_ids=(0,) * segment.token_count)

@@ -178,7 +178,9 @@ class DecodeGiver:
             for worker, instance in self._takers.items():
                 if worker not in ready.told and worker not in ready.declined:
                     ready.told[worker] = None
-                    self._batches.tell(worker, _offer(ready.batch, instance))
+                    batch = ready.batch
+                    offer = offer_of(batch.key, instance, batch.sequences, decoding=True)
+                    self._batches.tell(worker, offer)
         return promised
 
     # -- helpers, in the order used -------------------------------------------------------------
@@ -238,18 +240,10 @@ class DecodeGiver:
 
     def _tell_gone(self, ready: _Ready) -> None:
         """The request is no longer to be had."""
-        for worker in ready.told:
-            instance = self._takers.get(worker)
-            if instance is not None:
-                self._batches.tell(worker, messages.Offer(instance, ready.batch.key, (), ()))
+        self._batches.tell_gone(ready.batch.key, ready.told, self._takers)
         ready.told = {}
 
     def _resume(self, ready: _Ready) -> None:
         """The request decodes here."""
         self._tell_gone(self._ready.pop(ready.batch.key))
         self._batches.resume(ready.batch)
-
-
-def _offer(batch: LiveBatch, taker: InstanceId) -> messages.Offer:
-    offer = offer_of(batch.key, taker, batch.sequences)
-    return messages.Offer(offer.source, offer.batch, offer.tokens, offer.tokens_max, decoding=True)

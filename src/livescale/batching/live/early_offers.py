@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from livescale.batching.contract import live_messages as messages
 from livescale.batching.live.live_batch import EarlyOffer
-from livescale.batching.live.live_batches import LiveBatches
+from livescale.batching.live.live_batches import LiveBatches, offer_of
 from livescale.batching.runs.run import BatchKey, Run
 from livescale.batching.runs.sequence import SequenceState
 from livescale.values.types import InstanceId, WorkerRef
@@ -50,7 +50,9 @@ class EarlyOffers:
             for worker, instance in takers.items():
                 if worker not in offer.declined:
                     offer.told[worker] = None
-                    self._batches.tell(worker, _message(offer, instance))
+                    # As it will be when it is handed over: with its first token.
+                    told = offer_of(offer.key, instance, [sequence], 1, decoding=True)
+                    self._batches.tell(worker, told)
 
     def layers_ran(self, stop: int) -> None:
         """The Run in flight has done the layers below."""
@@ -68,7 +70,8 @@ class EarlyOffers:
         if offer is None or peer not in offer.told:
             return False
         del offer.told[peer]
-        self._withdraw(offer, takers)
+        self._batches.tell_gone(offer.key, offer.told, takers)
+        offer.told = {}
         layers = min(pull.kv_layers, self._layers)
         offer.peer, offer.wanted = peer, dict.fromkeys(range(1, 1 + layers))
         self._batches.tell(peer, messages.Promised(offer.key))
@@ -121,7 +124,7 @@ class EarlyOffers:
     def drop_all(self, takers: Mapping[WorkerRef, InstanceId]) -> None:
         """What is left does not decode elsewhere: it has ended, or was cancelled."""
         for offer in self._offers.values():
-            self._withdraw(offer, takers)
+            self._batches.tell_gone(offer.key, offer.told, takers)
             if offer.peer is not None:
                 self._batches.tell(offer.peer, messages.Gone(offer.key))
         self._offers.clear()
@@ -136,20 +139,7 @@ class EarlyOffers:
             del offer.wanted[layer]
             self._batches.tell(offer.peer, messages.KvLayer(offer.key, layer))
 
-    def _withdraw(self, offer: EarlyOffer, takers: Mapping[WorkerRef, InstanceId]) -> None:
-        for worker in offer.told:
-            instance = takers.get(worker)
-            if instance is not None:
-                self._batches.tell(worker, messages.Offer(instance, offer.key, (), ()))
-        offer.told = {}
-
     def _leave(self, offer: EarlyOffer, worker: WorkerRef) -> None:
         offer.told.pop(worker, None)
         if offer.peer == worker:
             offer.peer, offer.wanted = None, {}
-
-
-def _message(offer: EarlyOffer, taker: InstanceId) -> messages.Offer:
-    """As the request will be when it is handed over: with its first token."""
-    known, most = offer.tokens + 1, offer.sequence.tokens_max
-    return messages.Offer(taker, offer.key, (known,), (most,), decoding=True)

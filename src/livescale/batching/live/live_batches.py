@@ -6,7 +6,7 @@ told of it to other instances piles up here, in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from livescale.batching.contract.live_messages import (
     Declined,
@@ -30,6 +30,9 @@ from livescale.batching.runs.held import Table
 from livescale.batching.runs.run import BatchKey, SequenceSpec
 from livescale.batching.runs.sequence import SequenceState
 from livescale.values.types import InstanceId, RequestId, WorkerRef
+
+AHEAD_TOKENS = 32
+"""Tokens that a request may generate between its offer and its handover."""
 
 
 class LiveBatches:
@@ -122,6 +125,21 @@ class LiveBatches:
         batch = self.keep_ready(sequence, key)
         batch.kv_at, batch.shared = kv_at, shared
         return batch
+
+    def still_decoding(
+        self, sequences: Sequence[SequenceState], offered: Sequence[int]
+    ) -> list[SequenceState]:
+        """Of requests that were offered those that still decode here, and have no more tokens than
+        were offered of each."""
+        decoding = [id(sequence) for sequence in self.batcher.lines.decoding()]
+        known = zip(sequences, offered, strict=True)
+        return [s for s, tokens in known if s.known_tokens <= tokens and id(s) in decoding]
+
+    def take_decoding(self, key: BatchKey, sequences: list[SequenceState]) -> LiveBatch:
+        """These requests, which decode here, are held from now on: they move as one batch."""
+        for sequence in sequences:
+            self._held.take_running(sequence)
+        return LiveBatch(key, sequences, self._stop, decoding=True)
 
     def lend(self, batch: LiveBatch, sequence: SequenceState) -> LiveBatch:
         """A request of a batch that was taken over, whose layers are all run, may decode elsewhere:
@@ -225,6 +243,17 @@ class LiveBatches:
         """To be sent behind what was told before."""
         self._outbox.append((peer, message))
 
+    def tell_gone(
+        self,
+        key: BatchKey,
+        told: Iterable[WorkerRef],
+        takers: Mapping[WorkerRef, InstanceId],
+    ) -> None:
+        """Those of the takers that were told of the batch learn that it is not to be had."""
+        for worker in told:
+            if worker in takers:
+                self.tell(worker, Offer(takers[worker], key, (), ()))
+
     def untell(self, peer: WorkerRef) -> None:
         """Nothing reaches this worker any more."""
         self._outbox = [entry for entry in self._outbox if entry[0] != peer]
@@ -263,9 +292,19 @@ class LiveBatches:
 
 
 def offer_of(
-    key: BatchKey, taker: InstanceId, sequences: list[SequenceState], ahead_tokens: int = 0
+    key: BatchKey,
+    taker: InstanceId,
+    sequences: list[SequenceState],
+    ahead_tokens: int = 0,
+    *,
+    decoding: bool = False,
 ) -> Offer:
     """The requests as they are offered; each may generate `ahead_tokens` more meanwhile."""
     most = tuple(sequence.tokens_max for sequence in sequences)
     known = tuple(min(s.known_tokens + ahead_tokens, s.tokens_max) for s in sequences)
-    return Offer(taker, key, known, most)
+    return Offer(taker, key, known, most, decoding)
+
+
+def moves_first(sequence: SequenceState) -> tuple[int, int]:
+    """Orders requests that decode: those with much to generate and little KV before others."""
+    return sequence.computed * 1_000_000 // sequence.outputs_left, sequence.order

@@ -14,15 +14,18 @@ from dataclasses import dataclass
 
 from livescale.batching.contract import live_messages as messages
 from livescale.batching.live.live_batch import LiveBatch, LiveLimits
-from livescale.batching.live.live_batches import LiveBatches, offer_of
+from livescale.batching.live.live_batches import (
+    AHEAD_TOKENS,
+    LiveBatches,
+    moves_first,
+    offer_of,
+)
 from livescale.batching.live.live_pace import LivePace
 from livescale.batching.runs.run import BatchKey
 from livescale.batching.runs.sequence import SequenceState
 from livescale.values.routes import Taker
 from livescale.values.types import RequestId, WorkerRef
 
-_AHEAD_TOKENS = 32
-"""Tokens that a request may generate between its offer and its handover."""
 _UNDER_WAY_MAX = 4
 """Batches that have left and whose KV is not all there: while one begins, another one's travels."""
 _SAMPLES_MIN = 3
@@ -84,11 +87,9 @@ class LiveDrainer:
         self._withdraw(besides=peer)
         if offered is None or not sequences:
             return None
-        for sequence in sequences:
-            self._batcher.held.take_running(sequence)
         self._takers[peer] = self._takers.pop(peer)
         self._under_way[offered.batch] = None
-        return LiveBatch(offered.batch, sequences, self._batcher.span.stop, decoding=True)
+        return self._batches.take_decoding(offered.batch, sequences)
 
     def ran(self, elapsed_ns: int) -> None:
         """A Run ended that took so long."""
@@ -144,10 +145,7 @@ class LiveDrainer:
     def _ready(self) -> list[SequenceState]:
         if self._offered is None:
             return []
-        known = zip(self._offered.sequences, self._offered.tokens, strict=True)
-        fitting = [sequence for sequence, tokens in known if sequence.known_tokens <= tokens]
-        decoding = [id(sequence) for sequence in self._batcher.lines.decoding()]
-        return [sequence for sequence in fitting if id(sequence) in decoding]
+        return self._batches.still_decoding(self._offered.sequences, self._offered.tokens)
 
     def _return(self, sequence: SequenceState) -> None:
         spec = sequence.spec
@@ -185,7 +183,7 @@ class LiveDrainer:
                 continue
             tokens += sequence.computed
             pause_ns = tokens * token_ps // 1000
-            is_short = _left(sequence) * self.step_ns < sequence.computed * token_ps // 1000
+            is_short = sequence.outputs_left * self.step_ns < sequence.computed * token_ps // 1000
             is_full = chosen and tokens - on_its_way > self._limits.batch_tokens_max
             if sequence.spec.sampling.logprobs is not None or is_short:
                 # Tokens are told again, but of their logprobs nothing is known elsewhere.
@@ -198,7 +196,7 @@ class LiveDrainer:
                     break  # how long it takes is to be seen
         if chosen:
             key, peer = self._batches.next_key(), next(iter(self._takers))
-            offer = offer_of(key, self._takers[peer].partner.instance, chosen, _AHEAD_TOKENS)
+            offer = offer_of(key, self._takers[peer].partner.instance, chosen, AHEAD_TOKENS)
             known = sum(sequence.known_tokens for sequence in chosen)
             self._offered = _Offered(key, chosen, offer.tokens, {}, known)
             self._tell(self._offered, peer)
@@ -208,16 +206,9 @@ class LiveDrainer:
         return sum(tokens for batch in batches for _, tokens in batch.handed)
 
     def _candidates(self) -> list[SequenceState]:
-        """Those with much to generate and little KV before others."""
-        found = [sequence for sequence in self._batcher.lines.decoding() if _may_move(sequence)]
-        return sorted(found, key=lambda s: (s.computed * 1_000_000 // _left(s), s.order))
+        return sorted(filter(_may_move, self._batcher.lines.decoding()), key=moves_first)
 
 
 def _may_move(sequence: SequenceState) -> bool:
     """It has not been on too many instances."""
     return sequence.spec.attempt + sequence.spec.moves <= _MOVES_MAX
-
-
-def _left(sequence: SequenceState) -> int:
-    """Tokens that it may still generate."""
-    return sequence.spec.sampling.output_tokens_max - len(sequence.generated)

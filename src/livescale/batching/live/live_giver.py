@@ -17,8 +17,7 @@ from livescale.batching.live.live_batch import LiveBatch
 from livescale.batching.live.live_batches import LiveBatches, offer_of
 from livescale.batching.live.live_drainer import LiveDrainer
 from livescale.batching.live.live_mover import LiveMover
-from livescale.batching.runs.run import BatchKey, SequenceSpec
-from livescale.batching.runs.sequence import SequenceState
+from livescale.batching.runs.run import BatchKey
 from livescale.values.routes import Partner
 from livescale.values.types import InstanceId, LayerSpan, WorkerRef
 
@@ -220,7 +219,8 @@ class LiveGiver:
         self.handovers += 1
         following = next(iter(self.pullable(loaded)), None) if not batch.decoding else None
         following_done = following.layers_done if following is not None else 0
-        specs = tuple(map(_spec, batch.sequences))
+        # As another instance gets them: with what was generated here.
+        specs = tuple(replace(s.as_spec(), moves=s.spec.moves + 1) for s in batch.sequences)
         cut, decoding = batch.next_layer, batch.decoding
         kv_at = batch.kv_at or _kv_at(batch)
         handover = messages.Handover(
@@ -296,10 +296,3 @@ def _kv_at(batch: LiveBatch) -> tuple[messages.KvAt, ...]:
     [sequence] = batch.sequences
     part = messages.PartOf(source.key, sequence.spec.request)
     return (messages.KvAt(source.peer, LayerSpan(1, source.kv_stop), part),)
-
-
-def _spec(sequence: SequenceState) -> SequenceSpec:
-    """The request as another instance gets it: with what was generated here."""
-    spec = sequence.spec
-    moves = spec.moves + 1
-    return replace(spec, generated_ids=tuple(sequence.generated), moves=moves)

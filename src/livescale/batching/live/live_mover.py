@@ -13,14 +13,16 @@ from dataclasses import dataclass, field
 
 from livescale.batching.contract import live_messages as messages
 from livescale.batching.live.live_batch import LiveBatch, LiveLimits
-from livescale.batching.live.live_batches import LiveBatches, offer_of
+from livescale.batching.live.live_batches import (
+    AHEAD_TOKENS,
+    LiveBatches,
+    moves_first,
+    offer_of,
+)
 from livescale.batching.live.live_taker import LiveTaker
 from livescale.batching.runs.run import BatchKey
 from livescale.batching.runs.sequence import SequenceState
 from livescale.values.types import InstanceId, RequestId, WorkerRef
-
-_AHEAD_TOKENS = 32
-"""Tokens that a request may generate between its offer and its handover."""
 
 
 @dataclass(slots=True)
@@ -77,11 +79,9 @@ class LiveMover:
         offer, sequences, other.offer = other.offer, self._ready(other), None
         if offer is None or not sequences:
             return None
-        for sequence in sequences:
-            self._batcher.held.take_running(sequence)
         # It tells its numbers again when it has them.
         self.leave(peer)
-        return LiveBatch(offer.batch, sequences, self._batcher.span.stop, decoding=True)
+        return self._batches.take_decoding(offer.batch, sequences)
 
     def leave(self, peer: WorkerRef) -> None:
         """The peer is to get nothing more."""
@@ -117,10 +117,7 @@ class LiveMover:
     def _ready(self, other: _Emptier) -> list[SequenceState]:
         if other.offer is None:
             return []
-        known = zip(other.sequences, other.offer.tokens, strict=True)
-        fitting = [sequence for sequence, tokens in known if sequence.known_tokens <= tokens]
-        decoding = [id(sequence) for sequence in self._batcher.lines.decoding()]
-        return [sequence for sequence in fitting if id(sequence) in decoding]
+        return self._batches.still_decoding(other.sequences, other.offer.tokens)
 
     def _offer(self, peer: WorkerRef, other: _Emptier) -> None:
         """Offer what would gain by moving there, unless that has been done; forget the one to whom
@@ -135,7 +132,7 @@ class LiveMover:
         other.sequences = self._chosen(other.balance, candidates[:count])
         if other.sequences:
             key, taker = self._batches.next_key(), other.balance.target
-            other.offer = offer_of(key, taker, other.sequences, _AHEAD_TOKENS)
+            other.offer = offer_of(key, taker, other.sequences, AHEAD_TOKENS)
             self._batches.tell(peer, other.offer)
             return
         if offered is not None:
@@ -157,8 +154,7 @@ class LiveMover:
         return {s.spec.request: None for other in others for s in other.sequences}
 
     def _candidates(self) -> list[SequenceState]:
-        """Who might move: not the one that came first; those with much to generate and little KV
-        before others."""
+        """Who might move: not the one that came first."""
         going = self._going()
         found = [
             sequence
@@ -167,7 +163,7 @@ class LiveMover:
             # Tokens are told again, but of their logprobs nothing is known elsewhere.
             and sequence.spec.sampling.logprobs is None
         ]
-        return sorted(found, key=lambda s: (s.computed * 1_000_000 // _left(s), s.order))
+        return sorted(found, key=moves_first)
 
     def _chosen(
         self, balance: messages.Balance, candidates: list[SequenceState]
@@ -179,15 +175,10 @@ class LiveMover:
         tokens, least = 0, 1 << 62
         for sequence in candidates:
             tokens += sequence.computed
-            least = min(least, _left(sequence))
+            least = min(least, sequence.outputs_left)
             pause_ns = tokens * balance.kv_token_ps // 1000
             is_short = least * self.step_ns < self._limits.move_factor * pause_ns
             if is_short or (chosen and tokens > self._limits.batch_tokens_max):
                 break
             chosen.append(sequence)
         return chosen
-
-
-def _left(sequence: SequenceState) -> int:
-    """Tokens that it may still generate."""
-    return sequence.spec.sampling.output_tokens_max - len(sequence.generated)

@@ -99,9 +99,7 @@ class PullWindow:
         for peer in sorted(self._offers, key=lambda peer: (pulls[peer], peer)):
             kept = self._offers[peer].items()
             offers = {key: offer for key, offer in kept if not offer.decoding}
-            if not offers:
-                continue
-            if self.is_full and len(offers) < 2:
+            if len(offers) < (2 if self.is_full else 1):
                 continue
             offer = offers[max(offers) if self.is_full else min(offers)]
             if self._room.fits(offer.needs):

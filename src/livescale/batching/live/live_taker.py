@@ -342,7 +342,7 @@ def _hold(batcher: Batcher, message: messages.Handover, tables: Tables) -> list[
     """Its requests, in the blocks that were reserved. Some may have left the batch since it was
     offered; of those that decode, each may have fewer tokens than were reserved for."""
     pool, free = batcher.pool, sorted(tables, key=len)
-    counts = [pool.blocks_for(len(s.prompt_ids) + len(s.generated_ids)) for s in message.requests]
+    counts = [pool.blocks_for(spec.known_tokens) for spec in message.requests]
     table_of = {}
     # The short ones first, each in the shortest table that will do: so all find one.
     for index in sorted(range(len(counts)), key=lambda index: counts[index]):
@@ -373,8 +373,8 @@ def _check_handover(batcher: Batcher, message: messages.Handover, pulled: tuple[
         raise UnexpectedMessage(f"a next batch with {message.following_done} layers of {layers}")
     if len({spec.request for spec in message.requests}) < len(message.requests):
         raise UnexpectedMessage("a request is in the batch twice")
-    for spec in sorted(message.requests, key=lambda s: len(s.prompt_ids) + len(s.generated_ids)):
-        known = len(spec.prompt_ids) + len(spec.generated_ids)
+    for spec in sorted(message.requests, key=lambda spec: spec.known_tokens):
+        known = spec.known_tokens
         fitting = [n for n in offered if n == known or (message.decoding and n > known)]
         if not fitting:
             raise UnexpectedMessage(f"{spec.request} has {known} tokens: not offered")

@@ -8,7 +8,7 @@ cost about `k` times the logarithm of `n` further Runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -16,13 +16,6 @@ from livescale.batching.runs.run import Run, Segment
 from livescale.values.types import RequestId, Value
 
 Result = TypeVar("Result")
-
-
-class HasSegments(Protocol):
-    """A Run, as an executor or a member of a way gets it."""
-
-    @property
-    def segments(self) -> Sequence[Segment]: ...
 
 
 class RunFailed(Exception):
@@ -73,7 +66,7 @@ def find_faulty(
     return done, faulty
 
 
-def are_among(faulty: Sequence[FaultyRequest], run: HasSegments) -> bool:
-    """All of them are requests of the Run."""
-    here = {(segment.request, segment.attempt) for segment in run.segments}
+def are_among(faulty: Sequence[FaultyRequest], segments: Sequence[Segment]) -> bool:
+    """All of them are requests of these segments."""
+    here = {(segment.request, segment.attempt) for segment in segments}
     return all((one.request, one.attempt) in here for one in faulty)

@@ -40,6 +40,11 @@ class SequenceSpec:
     content: str = ""
     moves: int = 0
 
+    @property
+    def known_tokens(self) -> int:
+        """Those of the prompt, and those that were generated before."""
+        return len(self.prompt_ids) + len(self.generated_ids)
+
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
     """Consecutive positions of one request inside a Run.

@@ -51,7 +51,7 @@ class SequenceState:
     @classmethod
     def of(cls, spec: SequenceSpec, order: int, block_tokens: int) -> SequenceState:
         """The request as it arrives."""
-        known = len(spec.prompt_ids) + len(spec.generated_ids)
+        known = spec.known_tokens
         return cls(spec, order, block_tokens, list(spec.generated_ids), known, known)
 
     @property
@@ -63,6 +63,11 @@ class SequenceState:
     def tokens_max(self) -> int:
         """Positions the request can ever need KV for: the last generated token needs none."""
         return len(self.spec.prompt_ids) + self.spec.sampling.output_tokens_max - 1
+
+    @property
+    def outputs_left(self) -> int:
+        """Tokens that it may still generate."""
+        return self.spec.sampling.output_tokens_max - len(self.generated)
 
     def token_ids(self, start: int, stop: int) -> Sequence[int]:
         """The known tokens at positions `[start, stop)`; those of a prompt that is a `range` are

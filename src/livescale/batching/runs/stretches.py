@@ -39,8 +39,7 @@ def _decodes_on(sequence: SequenceState) -> bool:
 
 def steps_ahead(pool: BlockPool, running: Sequence[SequenceState], steps_max: int) -> int:
     """Steps until the first of the running decodes has its last token, or blocks run out."""
-    left = min([s.spec.sampling.output_tokens_max - len(s.generated) for s in running])
-    steps = min(steps_max, left)
+    steps = min(steps_max, *[sequence.outputs_left for sequence in running])
     while steps > 1 and _blocks_lacking(pool, running, steps) > pool.free:
         steps //= 2
     return steps

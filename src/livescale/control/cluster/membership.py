@@ -7,7 +7,7 @@ expected members have joined, or `settle_ns` have passed.
 from __future__ import annotations
 
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.requests.attempts import Attempts
 from livescale.control.state.fleet import AgentRecord
 from livescale.control.state.holdings import Copy, Holding, HoldingState
@@ -17,15 +17,11 @@ from livescale.messages.events import AgentJoined, HoldingReport, WorkerJoined, 
 from livescale.values.types import Role, WorkerRef
 
 
-class Membership:
+class Membership(OfPool):
     """Keeps fleet, pool and loads true to the members. Handlers return False for late news."""
 
     def __init__(self, known: PoolKnowledge, planning: Planning, attempts: Attempts) -> None:
-        self._config = known.config
-        self._states = known.models
-        self._fleet = known.fleet
-        self._pool = known.pool
-        self._loads = known.loads
+        super().__init__(known)
         self._planning = planning
         self._attempts = attempts
         #: from when on the pool is settled, whatever is missing (None: before the first step)

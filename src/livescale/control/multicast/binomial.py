@@ -172,17 +172,12 @@ def cut_blocks(grid: ChunkGrid, blocks: int) -> tuple[ChunkRange, ...]:
     for layer, size in enumerate(grid.layer_bytes):
         while len(ends) < count - 1 and total * (len(ends) + 1) <= (before + size) * count:
             inside = total * (len(ends) + 1) // count - before
-            chunk = grid.first[layer] + max(1, round_up(inside, grid.chunk_bytes))
+            chunk = grid.first[layer] + max(1, -(-inside // grid.chunk_bytes))
             least = (ends[-1] if ends else 0) + 1
             ends.append(min(max(chunk, least), grid.chunks - (count - 1 - len(ends))))
         before += size
     edges = [0, *ends, grid.chunks]
     return tuple(ChunkRange(a, b) for a, b in itertools.pairwise(edges))
-
-
-def round_up(amount: int, unit: int) -> int:
-    """Units that hold the amount."""
-    return -(-amount // unit)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from livescale.control.multicast.fabric import IN, OUT, UNLIMITED, Fabric
-from livescale.control.multicast.placing import Element
+from livescale.control.multicast.placing import Element, by_group
 from livescale.values.types import Value, WorkerRef
 from livescale.values.units import NS_PER_S
 
@@ -48,12 +48,9 @@ def _into_groups(
     holders: list[WorkerRef], receivers: list[WorkerRef], size_bytes: int, fabric: Fabric
 ) -> list[Bound]:
     topology = fabric.topology
-    groups: dict[str, list[WorkerRef]] = {}
-    for number, receiver in enumerate(receivers):
-        groups.setdefault(topology.group_of(receiver) or f"\0{number}", []).append(receiver)
-    inside = {topology.group_of(holder) for holder in holders}
+    inside = {topology.group_of(holder) for holder in holders} - {""}
     found = []
-    for group, members in groups.items():
+    for group, members in by_group(receivers, topology.group_of):
         if group in inside or any(_is_beside(holders, member, fabric) for member in members):
             found += [bound for member in members for bound in _into(member, size_bytes, fabric)]
             continue

@@ -6,23 +6,16 @@ from collections.abc import Sequence
 
 from livescale.clusters.topology import Direction
 from livescale.control.multicast.cost import Chunks, Receiver
-from livescale.control.multicast.fabric import IN, OUT, Fabric
+from livescale.control.multicast.fabric import IN, OUT, Fabric, Layout
 from livescale.control.multicast.nodes import Head, Node, deal, ids, make_head, make_nodes
-from livescale.control.multicast.placing import Element
-from livescale.control.multicast.request import PlanRequest
-from livescale.values.chunks import ChunkGrid, ChunkRange, Feed
+from livescale.control.multicast.placing import Element, by_group
+from livescale.values.chunks import ChunkRange, Feed
 from livescale.values.types import FromStorage, FromWorker, Upstream
 
 FeedsOf = dict[Receiver, tuple[Feed, ...]]
 
 
-def chain_feeds(
-    request: PlanRequest,
-    fabric: Fabric,
-    grid: ChunkGrid,
-    sources: Sequence[Element],
-    targets: Sequence[Element],
-) -> FeedsOf:
+def chain_feeds(by: Layout, sources: Sequence[Element], targets: Sequence[Element]) -> FeedsOf:
     """One chain per source that targets were dealt to; one from storage without a source.
 
     Every element passes on to the next, equal ranks joined. A chain enters a scale-up group once,
@@ -30,37 +23,31 @@ def chain_feeds(
     NIC is the nearest and fastest.
     """
     feeds: FeedsOf = {}
-    for head in _heads([[source] for source in sources], request, fabric, targets):
+    for head in _heads([[source] for source in sources], by, targets):
         ways_out: list[Element] = head.elements
         for node in head.nodes:
-            sender, entry = _partners(ways_out, node.elements, fabric)[0]
+            sender, entry = _partners(ways_out, node.elements, by.fabric)[0]
             for element in [entry, *(e for e in node.elements if e != entry)]:
-                give(feeds, sender, element, grid.all())
+                give(feeds, sender, element, by.grid.all())
                 sender = element
-            ways_out = _ways_out(ways_out, node, fabric)
+            ways_out = _ways_out(ways_out, node, by.fabric)
     return feeds
 
 
-def sharded_feeds(
-    request: PlanRequest,
-    fabric: Fabric,
-    grid: ChunkGrid,
-    sources: Sequence[Element],
-    targets: Sequence[Element],
-) -> FeedsOf:
+def sharded_feeds(by: Layout, sources: Sequence[Element], targets: Sequence[Element]) -> FeedsOf:
     """Chains of groups: every sender sends its part of the chunks over its own NIC to its partner
     in the next group, and the partners exchange them over the scale-up network as they come.
 
     With groups of different sizes there are as many parts as the smaller one has members. Sources
     that are in no group are put together until they are as many as the largest group of targets.
     """
-    width = max(len(node.elements) for node in make_nodes(targets, request, fabric))
+    width = max(len(node.elements) for node in make_nodes(targets, by))
     feeds: FeedsOf = {}
-    for head in _heads(_bundles(sources, fabric, width), request, fabric, targets):
+    for head in _heads(_bundles(sources, by.fabric, width), by, targets):
         senders = head.elements
         for node in head.nodes:
-            _give_shards(feeds, senders, node.elements, grid, fabric)
-            senders = _ways_out(senders, node, fabric)
+            _give_shards(feeds, senders, node.elements, by)
+            senders = _ways_out(senders, node, by.fabric)
     return feeds
 
 
@@ -75,26 +62,18 @@ def give(feeds: FeedsOf, sender: Element | None, receiver: Element, chunks: Chun
 
 
 def _heads(
-    bundles: Sequence[Sequence[Element]],
-    request: PlanRequest,
-    fabric: Fabric,
-    targets: Sequence[Element],
+    bundles: Sequence[Sequence[Element]], by: Layout, targets: Sequence[Element]
 ) -> list[Head]:
     """A head per bundle of copies, with the nodes dealt to it; those with none are left out."""
-    nodes = make_nodes(targets, request, fabric)
-    heads = [make_head(bundle, fabric) for bundle in bundles or [[]]]
-    deal(nodes, heads, fabric)
+    heads = [make_head(bundle, by.fabric) for bundle in bundles or [[]]]
+    deal(make_nodes(targets, by), heads, by.fabric)
     return [head for head in heads if head.nodes]
 
 
 def _bundles(sources: Sequence[Element], fabric: Fabric, width: int) -> list[list[Element]]:
     """Copies that are read together: those of a group, put together up to `width`."""
-    together: dict[str, list[Element]] = {}
-    for number, element in enumerate(sources):
-        group = _group(element, fabric)
-        together.setdefault(group or f"\0{number}", []).append(element)
     bundles: list[list[Element]] = []
-    for members in together.values():
+    for _, members in by_group(sources, lambda element: _group(element, fabric)):
         if bundles and len(bundles[-1]) < width:
             bundles[-1] += members
         else:
@@ -103,16 +82,11 @@ def _bundles(sources: Sequence[Element], fabric: Fabric, width: int) -> list[lis
 
 
 def _give_shards(
-    feeds: FeedsOf,
-    senders: Sequence[Element],
-    members: Sequence[Element],
-    grid: ChunkGrid,
-    fabric: Fabric,
+    feeds: FeedsOf, senders: Sequence[Element], members: Sequence[Element], by: Layout
 ) -> None:
-    pairs = _partners(senders, members, fabric)[: grid.chunks]
-    shards = [
-        (ChunkRange(i, grid.chunks, len(pairs)),) for i in range(min(len(pairs), grid.chunks))
-    ]
+    chunks = by.grid.chunks
+    pairs = _partners(senders, members, by.fabric)[:chunks]
+    shards = [(ChunkRange(i, chunks, len(pairs)),) for i in range(min(len(pairs), chunks))]
     entries = {entry: i for i, (_, entry) in enumerate(pairs)}
     for rank in range(len(members[0])):
         outside = [

@@ -81,10 +81,6 @@ class CostModel:
         layer_ns = {receiver: self._layer_ns(flows) for receiver, flows in self._flows.items()}
         return Prediction(layer_ns, link_bytes)
 
-    def shape(self, chunks: Chunks) -> tuple[int, tuple[int, ...]]:
-        """Bytes of these chunks, and per layer the bytes of them up to its last one, in order."""
-        return shape_of(self._grid, chunks)
-
     # -- helpers, in the order used -------------------------------------------------------------
 
     def _lay_out(self, feeds_of: Feeds) -> list[int]:
@@ -96,7 +92,7 @@ class CostModel:
         for (receiver, _), feeds in feeds_of.items():
             for feed in feeds:
                 path = fabric.path(feed.upstream, receiver)
-                size = self.shape(feed.chunks)[0]
+                size = shape_of(self._grid, feed.chunks)[0]
                 for number in path:
                     if number >= len(link_bytes):
                         link_bytes += [0] * (len(fabric.links) - len(link_bytes))
@@ -184,7 +180,7 @@ class CostModel:
         return tuple([first + ns for ns in base]) if first else base
 
     def _feed_ns(self, feed: Feed, flow: _Flow, lag_ns: int) -> tuple[int, ...]:
-        size, ends = self.shape(feed.chunks)
+        size, ends = shape_of(self._grid, feed.chunks)
         return tuple(lag_ns + flow.time_ns * end // size if end else 0 for end in ends)
 
 

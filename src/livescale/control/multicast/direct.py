@@ -10,65 +10,52 @@ from collections.abc import Sequence
 
 from livescale.control.multicast.binomial import BLOCKS, cut_blocks, k_way_orders
 from livescale.control.multicast.chain import FeedsOf, give
-from livescale.control.multicast.fabric import Fabric
+from livescale.control.multicast.fabric import Layout
 from livescale.control.multicast.nodes import make_nodes
 from livescale.control.multicast.placing import Element
-from livescale.control.multicast.request import PlanRequest
 from livescale.values.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.values.types import FromStorage
 
 STORAGE = FromStorage()
 
 
-def tree_feeds(
-    request: PlanRequest,
-    fabric: Fabric,
-    grid: ChunkGrid,
-    sources: Sequence[Element],
-    targets: Sequence[Element],
-) -> FeedsOf:
+def tree_feeds(by: Layout, sources: Sequence[Element], targets: Sequence[Element]) -> FeedsOf:
     """Binary trees (FaaSNet, as λScale §7 compares with it): one per source, the targets dealt in
     falling order of bandwidth, everyone sends to at most two."""
     feeds: FeedsOf = {}
-    ordered = [e for node in make_nodes(targets, request, fabric) for e in node.elements]
+    ordered = [e for node in make_nodes(targets, by) for e in node.elements]
     count = min(len(sources), len(ordered))
     for k in range(count):
         members = [sources[k], *ordered[k::count]]
         for i, element in enumerate(members[1:]):
-            give(feeds, members[i // 2], element, grid.all())
+            give(feeds, members[i // 2], element, by.grid.all())
     return feeds
 
 
-def unicast_feeds(grid: ChunkGrid, source: Element, targets: Sequence[Element]) -> FeedsOf:
-    """One source sends to every target itself."""
+def unicast_feeds(grid: ChunkGrid, source: Element | None, targets: Sequence[Element]) -> FeedsOf:
+    """One source sends to every target itself (None: storage)."""
     feeds: FeedsOf = {}
     for element in targets:
         give(feeds, source, element, grid.all())
     return feeds
 
 
-def host_feeds(
-    request: PlanRequest,
-    fabric: Fabric,
-    grid: ChunkGrid,
-    copies: Sequence[Element],
-    targets: Sequence[Element],
-) -> FeedsOf:
+def host_feeds(by: Layout, copies: Sequence[Element], targets: Sequence[Element]) -> FeedsOf:
     """Every target from host memory: its own host's where that has a copy, else the copy that
     fewest read from; where caches are local (ServerlessLLM), else storage."""
-    topology = fabric.topology
+    topology = by.fabric.topology
     feeds: FeedsOf = {}
     readers = dict.fromkeys(copies, 0)
     for element in targets:
         hosts = {topology.host_of(worker) for worker in element}
         local = [copy for copy in copies if hosts == {topology.host_of(copy[0])}]
-        if not local and request.is_cache_local:
-            give(feeds, None, element, grid.all())
+        if not local and by.request.is_cache_local:
+            give(feeds, None, element, by.grid.all())
             continue
         chosen = local[0] if local else min(copies, key=lambda copy: readers[copy])
         if not local:
             readers[chosen] += 1
-        give(feeds, chosen, element, grid.all())
+        give(feeds, chosen, element, by.grid.all())
     return feeds
 
 
@@ -88,11 +75,3 @@ def k_way_host_feeds(feeds: FeedsOf, grid: ChunkGrid) -> FeedsOf:
         return Feed(feed.upstream, (ChunkRange(start, grid.chunks), ChunkRange(0, start)))
 
     return {receiver: tuple(map(turned, its)) for receiver, its in feeds.items()}
-
-
-def storage_feeds(grid: ChunkGrid, targets: Sequence[Element]) -> FeedsOf:
-    """Every target reads the model's directory."""
-    feeds: FeedsOf = {}
-    for element in targets:
-        give(feeds, None, element, grid.all())
-    return feeds

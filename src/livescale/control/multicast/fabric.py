@@ -7,9 +7,11 @@ plan lists them the same way every time. What to move where is decided elsewhere
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from livescale.clusters.topology import Direction, Leaf, LinkKind, LinkUse, Topology
 from livescale.control.multicast.request import PlanRequest, Source
+from livescale.values.chunks import ChunkGrid
 from livescale.values.types import FromStorage, Upstream, WorkerRef
 
 IN, OUT = Direction.IN, Direction.OUT
@@ -164,3 +166,12 @@ class Fabric:
 
     def _left(self, use: LinkUse, rate: int) -> int:
         return max(1, rate // (1 + self._others.get(use, 0)))
+
+
+class Layout(NamedTuple):
+    """What every strategy lays out feeds by: what is asked for, over which links, and in which
+    chunks."""
+
+    request: PlanRequest
+    fabric: Fabric
+    grid: ChunkGrid

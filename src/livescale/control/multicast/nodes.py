@@ -10,9 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from livescale.clusters.topology import LinkKind, LinkUse
-from livescale.control.multicast.fabric import IN, OUT, UNLIMITED, Fabric
-from livescale.control.multicast.placing import Element
-from livescale.control.multicast.request import PlanRequest
+from livescale.control.multicast.fabric import IN, OUT, UNLIMITED, Fabric, Layout
+from livescale.control.multicast.placing import Element, by_group
 from livescale.values.types import WorkerRef
 
 _ALIKE = (3, 4)
@@ -67,20 +66,17 @@ class Head:
             self.ends = node.leaves
 
 
-def make_nodes(targets: Sequence[Element], request: PlanRequest, fabric: Fabric) -> list[Node]:
+def make_nodes(targets: Sequence[Element], by: Layout) -> list[Node]:
     """The targets as nodes in falling order of bandwidth; nodes whose NIC is to serve while it
     loads come last, because the last of a chain sends nothing."""
-    topology = fabric.topology
-    together: dict[str, list[Element]] = {}
-    for number, element in enumerate(targets):
-        groups = {topology.group_of(worker) for worker in element}
-        group = groups.pop() if len(groups) == 1 else ""
-        together.setdefault(group or f"\0{number}", []).append(element)
-    busy = {use for use in request.busy if use.direction is OUT}
-    nodes = [
-        _node("" if group.startswith("\0") else group, elements, busy, fabric)
-        for group, elements in together.items()
-    ]
+
+    def group_of(element: Element) -> str:
+        groups = {by.fabric.topology.group_of(worker) for worker in element}
+        return groups.pop() if len(groups) == 1 else ""
+
+    busy = {use for use in by.request.busy if use.direction is OUT}
+    together = by_group(targets, group_of)
+    nodes = [_node(group, elements, busy, by.fabric) for group, elements in together]
     return sorted(nodes, key=lambda n: (n.serves, (-n.pace[0], -n.pace[1]), ids(n.first)))
 
 

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
-from livescale.clusters.topology import Device, LinkKind, LinkUse, Topology
+from livescale.clusters.topology import Device, LinkKind, Topology
 from livescale.control.multicast.fabric import IN, OUT, UNLIMITED, Fabric
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.values.types import WorkerRef
 
 Element = tuple[WorkerRef, ...]
+T = TypeVar("T")
 
 
 def usable_sources(request: PlanRequest) -> tuple[Source, ...]:
@@ -26,8 +28,9 @@ def usable_sources(request: PlanRequest) -> tuple[Source, ...]:
     Serving traffic costs less than another reader does (`_SERVING_PERCENT`): sources that serve
     and have no readers come next; then the least read of the complete ones.
     """
-    busy = set(request.busy)
-    quiet = [source for source in request.sources if not serves_outward(source, busy)]
+    nics = [use for use in request.busy if use.kind is LinkKind.NIC]
+    serving = {use.owner for use in nics if use.direction is OUT}
+    quiet = [s for s in request.sources if serving.isdisjoint(map(str, s.workers))]
     complete = [source for source in quiet if not source.is_loading]
     arriving = [source for source in quiet if source.is_loading]
     least = min((source.readers for source in complete), default=0)
@@ -41,10 +44,6 @@ def usable_sources(request: PlanRequest) -> tuple[Source, ...]:
     )
     chosen = next((tier for tier in tiers if tier), ())
     return tuple(sorted(chosen, key=lambda source: source.is_host_copy))
-
-
-def serves_outward(source: Source, busy: Iterable[LinkUse]) -> bool:
-    return any(LinkUse(LinkKind.NIC, str(worker), OUT) in busy for worker in source.workers)
 
 
 class Preference(enum.Enum):
@@ -105,8 +104,18 @@ def choose_targets(
         cut = [((spread, *max(map(distance, e))), e) for spread, e in _cut(request, fabric)]
         ranked = [element for _, element in sorted(cut)]
     if preference is Preference.GROUP:
-        ranked = _grouped(ranked, fabric)
+        # Members of one scale-up group follow the best of them.
+        together = by_group(ranked, lambda element: fabric.topology.group_of(element[0]))
+        ranked = [element for _, members in together for element in members]
     return tuple(ranked[: request.instances])
+
+
+def by_group(items: Iterable[T], group_of: Callable[[T], str]) -> list[tuple[str, list[T]]]:
+    """Groups with their items, in the order of the first ones; what is in no group is alone."""
+    together: dict[str, list[T]] = {}
+    for number, item in enumerate(items):
+        together.setdefault(group_of(item) or f"\0{number}", []).append(item)
+    return [("" if name.startswith("\0") else name, its) for name, its in together.items()]
 
 
 def with_few_alike(request: PlanRequest, topology: Topology) -> PlanRequest:
@@ -173,15 +182,6 @@ def _reach(
                 rate = min(rate, up, down)
             found[name] = max(found.get(name, 0), rate)
     return found
-
-
-def _grouped(ranked: list[Element], fabric: Fabric) -> list[Element]:
-    """Members of one scale-up group follow the best of them."""
-    together: dict[str, list[Element]] = {}
-    for number, element in enumerate(ranked):
-        group = fabric.topology.group_of(element[0])
-        together.setdefault(group or f"\0{number}", []).append(element)
-    return [element for members in together.values() for element in members]
 
 
 def _cut(request: PlanRequest, fabric: Fabric) -> list[tuple[int, Element]]:

@@ -19,11 +19,10 @@ from livescale.control.multicast.cost import CostModel, Prediction
 from livescale.control.multicast.direct import (
     host_feeds,
     k_way_host_feeds,
-    storage_feeds,
     tree_feeds,
     unicast_feeds,
 )
-from livescale.control.multicast.fabric import OUT, UNLIMITED, Fabric
+from livescale.control.multicast.fabric import OUT, UNLIMITED, Fabric, Layout
 from livescale.control.multicast.placing import (
     Element,
     Preference,
@@ -39,6 +38,8 @@ from livescale.values.types import WorkerRef
 HOST_ONLY = ("host", "host-k-way")
 """Strategies that read nothing but host memory, and storage where that has no copy."""
 STRATEGIES = ("auto", "chain", "sharded", "binomial", "tree", "unicast", *HOST_ONLY, "storage")
+
+_FORWARDED = {"chain": chain_feeds, "sharded": sharded_feeds, "tree": tree_feeds}
 
 _SERVING_PERCENT = 150
 """How much longer a transfer takes that meets serving traffic (BlitzScale §1: 1.5 times)."""
@@ -181,6 +182,9 @@ class Drafting:
         """A fresh one for every draft: it lists the links that the draft uses."""
         return Fabric.of(self._request, self._topology)
 
+    def _layout(self) -> Layout:
+        return Layout(self._request, self._fabric(), self._grid)
+
     def _knows_storage(self) -> bool:
         """How fast every target can read storage. What is not known is not taken for fast."""
         if self._topology.remote_storage_bytes_per_s is not None:
@@ -211,7 +215,7 @@ class Drafting:
             if source.is_host_copy and not source.is_loading
         ]
         if name in HOST_ONLY and copies:
-            feeds = host_feeds(request, self._fabric(), grid, copies, targets)
+            feeds = host_feeds(self._layout(), copies, targets)
             if name == "host-k-way":
                 feeds = k_way_host_feeds(feeds, grid)
             yield self._draft(name, targets, feeds)
@@ -220,27 +224,20 @@ class Drafting:
             if self._has_storage:
                 yield self._from_storage(name, targets)
             return
-        for sources in self._source_sets() if self._elements else ():
-            fabric = self._fabric()
-            if name == "chain":
-                feeds = chain_feeds(request, fabric, grid, sources, targets)
-            elif name == "sharded":
-                feeds = sharded_feeds(request, fabric, grid, sources, targets)
-            elif name == "tree":
-                feeds = tree_feeds(request, fabric, grid, sources, targets)
+        for sources in self._source_sets():
+            if name in _FORWARDED:
+                yield self._draft(name, targets, _FORWARDED[name](self._layout(), sources, targets))
             elif name == "unicast":
-                feeds = unicast_feeds(grid, sources[0], targets)
+                yield self._draft(name, targets, unicast_feeds(grid, sources[0], targets))
             else:
                 yield from self._binomial(sources, targets)
-                continue
-            yield self._draft(name, targets, feeds)
 
     def _from_storage(self, name: str, targets: tuple[Element, ...]) -> Draft:
         """One target reads storage and the others follow it, unless the strategy is that each
         reads for itself (as ServerlessLLM does when host memory has no copy)."""
         if name in (*HOST_ONLY, "storage") or len(targets) == 1:
-            return self._draft("storage", targets, storage_feeds(self._grid, targets))
-        feeds = chain_feeds(self._request, self._fabric(), self._grid, (), targets)
+            return self._draft("storage", targets, unicast_feeds(self._grid, None, targets))
+        feeds = chain_feeds(self._layout(), (), targets)
         return self._draft("chain", targets, feeds)
 
     def _source_sets(self) -> list[list[Element]]:

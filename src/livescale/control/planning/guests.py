@@ -7,27 +7,25 @@ from those. They come and go as they like: nothing of the pool relies on their c
 
 from __future__ import annotations
 
+from livescale.control.planning.host_copies import HostCopies
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
-from livescale.control.state.holdings import Holding
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
+from livescale.control.policy.placement import Keep
 from livescale.control.state.load_failures import LoadFailures
 from livescale.control.state.model_state import ModelState
-from livescale.messages.commands import AnyCommand, PlanMade, StartHolding
-from livescale.values.types import HoldingId, WorkerRef
+from livescale.messages.commands import AnyCommand, PlanMade
+from livescale.values.types import WorkerRef
 
 REASON = "a guest wants it"
 
 
-class Guests:
+class Guests(OfPool):
     """Orders what guests want, and takes away what is served no more."""
 
-    def __init__(self, known: PoolKnowledge, planning: Planning) -> None:
-        self._config = known.config
-        self._fleet = known.fleet
-        self._pool = known.pool
-        self._loads = known.loads
+    def __init__(self, known: PoolKnowledge, planning: Planning, host_copies: HostCopies) -> None:
+        super().__init__(known)
         self._planning = planning
-        self._states = known.models
+        self._host_copies = host_copies
         #: of those whose loads failed
         self._failures: dict[WorkerRef, LoadFailures] = {}
         self._now_ns = 0
@@ -96,22 +94,9 @@ class Guests:
             plan = self._planning.plan_guests(state, readers) if readers else None
         if plan is None:
             return []
-        orders: list[AnyCommand] = []
-        for load in plan.loads:
-            order = StartHolding(
-                holding=HoldingId(plan.plan, load.receiver),
-                model=state.spec.name,
-                span=state.entry.part.span,
-                feeds=load.feeds,
-                chunk_bytes=plan.chunk_bytes,
-                reason=REASON,
-            )
-            holding = Holding(order)
-            copy = self._pool.add(holding, 1, state.instance_bytes)
-            copy.used_ns = self._now_ns
-            self._loads.begin(holding, load.completed_ns)
-            orders.append(order)
-        return [PlanMade(plan, ()), *orders]
+        keeps = [Keep(state.name, load.receiver, REASON) for load in plan.loads]
+        order = self._host_copies.order
+        return [PlanMade(plan, ()), *(order(self._now_ns, state, plan, keep) for keep in keeps)]
 
     def __repr__(self) -> str:
         return f"<Guests {', '.join(map(str, self._pool.guests)) or 'none'}>"

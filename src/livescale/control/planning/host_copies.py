@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.policy.placement import (
     Discard,
     HostRoom,
@@ -23,20 +23,17 @@ from livescale.control.state.instance import Instance
 from livescale.control.state.load_failures import LoadFailures
 from livescale.control.state.model_state import ModelState
 from livescale.messages.commands import AnyCommand, PlanMade, StartHolding
+from livescale.messages.scale_plan import ScalePlan
 from livescale.values.copy_strategies import AllCopies, CacheCopies, KeyStageCopies, SpreadCopies
 from livescale.values.types import HoldingId, InstanceState, WorkerRef
 
 
-class HostCopies:
+class HostCopies(OfPool):
     """Turns suggestions into orders to agents, and keeps the pool true."""
 
     def __init__(self, known: PoolKnowledge, planning: Planning) -> None:
-        self._config = known.config
-        self._states = known.models
+        super().__init__(known)
         self._strategy = known.config.placement
-        self._fleet = known.fleet
-        self._pool = known.pool
-        self._loads = known.loads
         self._planning = planning
         #: of models whose copies have failed
         self._failures: dict[str, LoadFailures] = {}
@@ -242,20 +239,27 @@ class HostCopies:
         found = [plan for plan in plans if plan is not None]
         commands: list[AnyCommand] = []
         for rank, plan in enumerate(found if len(found) == len(plans) else ()):
-            order = StartHolding(
-                holding=HoldingId(plan.plan, keep.agent),
-                model=name,
-                span=state.entry.part.span,
-                feeds=plan.load_of(keep.agent).feeds,
-                chunk_bytes=plan.chunk_bytes,
-                rank=rank,
-                reason=keep.reason,
-            )
-            holding = Holding(order)
-            self._pool.add(holding, spec.tp_size, state.instance_bytes).used_ns = self._now_ns
-            self._loads.begin(holding, plan.load_of(keep.agent).completed_ns)
-            commands += [PlanMade(plan, ()), order]
+            commands += [PlanMade(plan, ()), self.order(self._now_ns, state, plan, keep, rank)]
         return commands
+
+    def order(
+        self, now_ns: int, state: ModelState, plan: ScalePlan, keep: Keep, rank: int = 0
+    ) -> StartHolding:
+        """One rank of a copy comes to an agent by the plan."""
+        load = plan.load_of(keep.agent)
+        order = StartHolding(
+            holding=HoldingId(plan.plan, keep.agent),
+            model=keep.model,
+            span=state.entry.part.span,
+            feeds=load.feeds,
+            chunk_bytes=plan.chunk_bytes,
+            rank=rank,
+            reason=keep.reason,
+        )
+        holding = Holding(order)
+        self._pool.add(holding, state.spec.tp_size, state.instance_bytes).used_ns = now_ns
+        self._loads.begin(holding, load.completed_ns)
+        return order
 
     def _droppable(self, discard: Discard) -> Copy | None:
         """The copy, if it may go."""

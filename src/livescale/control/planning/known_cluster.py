@@ -108,15 +108,15 @@ class KnownCluster:
         self.version += 1
         topology, bytes_per_s = self.topology, event.bytes_per_s
         sender, receiver = event.sender, event.receiver
-        if not (self._is_known(sender) and self._is_known(receiver)):
+        if not all(ref in topology.devices or ref in topology.agents for ref in (sender, receiver)):
             return True
         group = topology.group_of(sender)
         if group and group == topology.group_of(receiver):
             self._measured_between(bytes_per_s)
-            return True
-        out, into = nic_rates(self._place(sender))[0], nic_rates(self._place(receiver))[1]
-        self._measured_at(sender, _UPLINK, bytes_per_s, into)
-        self._measured_at(receiver, _DOWNLINK, bytes_per_s, out)
+        else:
+            out, into = nic_rates(self._place(sender))[0], nic_rates(self._place(receiver))[1]
+            self._measured_at(sender, _UPLINK, bytes_per_s, into)
+            self._measured_at(receiver, _DOWNLINK, bytes_per_s, out)
         return True
 
     def _measured_at(self, ref: WorkerRef, name: str, bytes_per_s: int, other: int | None) -> None:
@@ -144,9 +144,6 @@ class KnownCluster:
         if ref.is_agent:
             return self._fleet.agents[ref.worker].host
         return self._fleet.workers[ref.worker].device
-
-    def _is_known(self, ref: WorkerRef) -> bool:
-        return ref in self.topology.devices or ref in self.topology.agents
 
     def _measured_between(self, bytes_per_s: int) -> None:
         """Two members of a group, which is one host's where the rate is assumed."""

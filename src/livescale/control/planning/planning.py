@@ -17,7 +17,7 @@ from livescale.control.multicast.placing import kinds_of_spare
 from livescale.control.multicast.planner import HOST_ONLY, PlanError, make_plan
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.control.planning.known_cluster import KnownCluster
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.state.holdings import Copy
 from livescale.control.state.model_state import ModelState
 from livescale.messages.scale_plan import ScalePlan
@@ -34,15 +34,13 @@ class _Predicted(NamedTuple):
     load_ns: int | None
 
 
-class Planning:
+class Planning(OfPool):
     """Makes plans for the cluster as it is known. Orders nothing."""
 
     def __init__(self, known: PoolKnowledge) -> None:
-        self._config = known.config
-        self._fleet = known.fleet
-        self._pool = known.pool
-        self._loads = known.loads
-        self._last_id = known.config.epoch * IDS_PER_EPOCH
+        super().__init__(known)
+        #: the newest id of an instance or a plan
+        self.last_id = known.config.epoch * IDS_PER_EPOCH
         #: the shape of what plans are made for
         self.cluster = KnownCluster(known.config, known.fleet)
         self._predicted: dict[str, _Predicted] = {}
@@ -53,15 +51,10 @@ class Planning:
 
     # -- plans --------------------------------------------------------------------------------
 
-    @property
-    def last_id(self) -> int:
-        """The newest id of an instance or a plan."""
-        return self._last_id
-
     def next_id(self) -> int:
         """An id for an instance or a plan, never used before."""
-        self._last_id += 1
-        return self._last_id
+        self.last_id += 1
+        return self.last_id
 
     def plan_instances(
         self,
@@ -73,8 +66,8 @@ class Planning:
     ) -> ScalePlan | None:
         """`count` new instances on some of the workers `spare` (or on `targets`), by the configured
         strategy or this one. None if there is no way."""
-        request = self._request_of_instances(state, self._last_id + 1, count, spare, targets)
-        return self._made(self._plan(request, strategy or self._config.multicast))
+        request = self._request_of_instances(state, count, spare, targets)
+        return self._made(request, strategy or self._config.multicast)
 
     def load_ns(self, state: ModelState) -> int | None:
         """How long one more load to an instance should take now: as planned, and as much more or
@@ -98,7 +91,7 @@ class Planning:
         """Most that moves in the pool changes nothing for this model: then it is as predicted
         last."""
         spare = self._targets(state)
-        request = self._request_of_instances(state, 0, 1, spare, None)
+        request = self._request_of_instances(state, 1, spare, None)
         kinds = kinds_of_spare(request, self.topology, self.cluster.kind)
         asked: tuple[object, ...] | None = None
         if kinds is not None:
@@ -125,7 +118,6 @@ class Planning:
     def _request_of_instances(
         self,
         state: ModelState,
-        number: int,
         count: int,
         spare: tuple[WorkerRef, ...],
         targets: tuple[tuple[WorkerRef, ...], ...] | None,
@@ -134,7 +126,7 @@ class Planning:
         workers = [worker for ranks in targets for worker in ranks] if targets else spare
         has_partners = not all(map(self._fleet.is_engine, workers)) if workers else True
         return msgspec.structs.replace(
-            self._request(state, number, count, self.sources(state), spare, targets),
+            self._request(state, count, self.sources(state), spare, targets),
             is_live=self._config.live_order != "stop-the-world",
             in_teams=has_partners and self._config.teams is not None,
             # Files of which the last load failed are not read again while there is a copy.
@@ -146,10 +138,8 @@ class Planning:
         is in memory, other guests' included, else from storage. None if there is no way."""
         targets = tuple((agent,) for agent in agents)
         sources = tuple(self._source(copy) for copy in self._in_unit(state))
-        request = self._request(state, self._last_id + 1, len(targets), sources, (), targets)
-        return self._made(
-            self._plan(msgspec.structs.replace(request, is_cache_local=False), "auto")
-        )
+        request = self._request(state, len(targets), sources, (), targets)
+        return self._made(msgspec.structs.replace(request, is_cache_local=False), "auto")
 
     def plan_copy(self, state: ModelState, agent: WorkerRef, rank: int) -> ScalePlan | None:
         """One rank of a copy in the memory of the agent's host: from wherever it is in memory,
@@ -168,10 +158,8 @@ class Planning:
             for source in copies
             if source.workers[rank] != agent
         )
-        request = msgspec.structs.replace(
-            self._request(state, self._last_id + 1, 1, sources, (), ((agent,),)), tp_size=1
-        )
-        return self._made(self._plan(request, "auto"))
+        request = self._request(state, 1, sources, (), ((agent,),))
+        return self._made(msgspec.structs.replace(request, tp_size=1), "auto")
 
     def _is_cache_local(self) -> bool:
         """Host memory is for the host's own devices: always in a cache, and for key stages where
@@ -216,11 +204,6 @@ class Planning:
             if all(h.is_whole or h.order.chunk_bytes == unit for h in copy.ranks.values())
         ]
 
-    def _chunk_bytes(self, state: ModelState) -> int:
-        """What fits all members; but as long as anything of the model is on its way, the unit of
-        that: chunks are passed on as they are numbered."""
-        return self._loads.chunk_bytes_of(state.spec.name) or self.cluster.chunk_bytes
-
     def _breaks_up(self, copy: Copy) -> bool:
         """A spare of several ranks, one of whose workers leaves: it cannot be used again, and goes
         where a new instance takes another of its workers."""
@@ -247,17 +230,19 @@ class Planning:
     def _request(
         self,
         state: ModelState,
-        number: int,
         count: int,
         sources: tuple[Source, ...],
         spare: tuple[WorkerRef, ...],
         targets: tuple[tuple[WorkerRef, ...], ...] | None,
     ) -> PlanRequest:
+        # What fits all members; but as long as anything of the model is on its way, the unit of
+        # that: chunks are passed on as they are numbered.
+        under_way = self._loads.chunk_bytes_of(state.spec.name)
         return PlanRequest(
-            plan=number,
+            plan=0,
             model=state.spec.name,
             layer_bytes=state.spec.layer_bytes,
-            chunk_bytes=self._chunk_bytes(state),
+            chunk_bytes=under_way or self.cluster.chunk_bytes,
             instances=count,
             sources=sources,
             spare=spare,
@@ -279,11 +264,12 @@ class Planning:
                     fabric.path(FromWorker(sender.worker), partner.worker)
         return tuple(fabric.links)
 
-    def _made(self, plan: ScalePlan | None) -> ScalePlan | None:
+    def _made(self, request: PlanRequest, strategy: str) -> ScalePlan | None:
         """The number is given with a plan alone: where there is no way it is asked for again and
         again."""
+        plan = self._plan(msgspec.structs.replace(request, plan=self.last_id + 1), strategy)
         if plan is not None:
-            self._last_id = plan.plan
+            self.last_id = plan.plan
         return plan
 
     def _plan(self, request: PlanRequest, strategy: str) -> ScalePlan | None:

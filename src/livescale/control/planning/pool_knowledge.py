@@ -39,3 +39,15 @@ class PoolKnowledge:
             config.binding,
         )
         return cls(config, models, Fleet(pool), pool, router, Loads(pool))
+
+
+class OfPool:
+    """Base of what decides by what is known of one pool."""
+
+    def __init__(self, known: PoolKnowledge) -> None:
+        self._config = known.config
+        self._states = known.models
+        self._fleet = known.fleet
+        self._pool = known.pool
+        self._router = known.router
+        self._loads = known.loads

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from livescale.control.planning.copy_worth import CopyWorth
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.state.holdings import Copy
-from livescale.control.state.idle_workers import WorkerRecord
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import ModelState
 from livescale.messages.commands import AnyCommand, DropHolding
@@ -37,28 +36,27 @@ class _Room:
     kept: tuple[Copy, ...]
 
 
-class Spares:
+class Spares(OfPool):
     """Which copies are kept, which are used again, and which give way. Orders only drops."""
 
     def __init__(self, known: PoolKnowledge, planning: Planning, worth: CopyWorth) -> None:
+        super().__init__(known)
         self._keeping = known.config.warm_spares
-        self._fleet = known.fleet
-        self._pool = known.pool
         self._planning = planning
         self._worth_of = worth
 
     def keeps(self, instance: Instance) -> bool:
         """The instance's parameters stay when it is released."""
-        is_wanted = self._keeping != "off" and not self._pool.is_retired(instance.model)
+        is_wanted = self._keeping != "off" and instance.model not in self._pool.retired
         return is_wanted and instance.copy.is_complete
 
     def drop_unwanted(self) -> list[DropHolding]:
         """Orders for spares of models that leave the pool (for all, if none are to be kept)."""
         pool = self._pool
-        if self._keeping != "off" and not pool.has_retired():
+        if self._keeping != "off" and not pool.retired:
             return []
         unwanted = [
-            copy for copy in pool.spares() if self._keeping == "off" or pool.is_retired(copy.model)
+            copy for copy in pool.spares() if self._keeping == "off" or copy.model in pool.retired
         ]
         # One after the other: the last one that is needed stays.
         return [o for c in unwanted if pool.can_drop(c) for o in pool.drop(c, "not kept")]
@@ -73,12 +71,8 @@ class Spares:
 
     def empty(self, state: ModelState) -> list[WorkerRef]:
         """Workers that hold nothing and have room for the model, in id order."""
-        records = self._empty(state.spec.size_bytes, engines=not state.is_divided)
-        return [record.ref for record in records]
-
-    def _empty(self, size_bytes: int, *, engines: bool = True) -> list[WorkerRecord]:
-        idle = self._fleet.idle(size_bytes, engines=engines)
-        return [record for record in idle if not self._pool.holds_any(record.ref)]
+        idle = self._fleet.idle(state.spec.size_bytes, engines=not state.is_divided)
+        return [record.ref for record in idle if not self._pool.holds_any(record.ref)]
 
     def workers_for(self, state: ModelState) -> int:
         """How many workers the model can have at once: those with room, or with spares that may

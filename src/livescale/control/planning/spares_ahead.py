@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from livescale.control.planning.copy_worth import CopyWorth
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.planning.spares import NEEDED, Spares
 from livescale.control.state.model_state import ModelState
 from livescale.values.types import WorkerRef
@@ -25,13 +25,12 @@ class Ahead:
     workers: Sequence[WorkerRef]
 
 
-class SparesAhead:
+class SparesAhead(OfPool):
     """Chooses; orders nothing."""
 
     def __init__(self, known: PoolKnowledge, spares: Spares, worth: CopyWorth) -> None:
+        super().__init__(known)
         self._keeping = known.config.warm_spares
-        self._fleet = known.fleet
-        self._pool = known.pool
         self._spares = spares
         self._worth = worth
 

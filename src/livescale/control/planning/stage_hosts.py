@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.planning.spares import Spares
 from livescale.control.stages.stage_placement import (
     StageHost,
@@ -25,13 +25,12 @@ from livescale.values.types import InstanceState, WorkerRef
 _PLACES = {"quart": place, "spread": place_spread}
 
 
-class StageHosts:
+class StageHosts(OfPool):
     """Chooses workers for new instances of stages, if `ControllerConfig.stage_placement` does."""
 
     def __init__(self, known: PoolKnowledge, planning: Planning, spares: Spares) -> None:
+        super().__init__(known)
         self._place = _PLACES.get(known.config.stage_placement)
-        self._fleet = known.fleet
-        self._pool = known.pool
         self._planning = planning
         self._spares = spares
         #: of this step, by number of the model: stages that grow and have no workers yet

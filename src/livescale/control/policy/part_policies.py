@@ -52,8 +52,7 @@ class PartPolicies:
 
     def deadlines_ns(self, now_ns: int) -> list[int]:
         """When another number would be suggested of the same loads."""
-        falls_ns = self._floor.falls_ns(now_ns)
-        own_ns = [] if falls_ns is None else [falls_ns]
+        own_ns = self._floor.falls_ns(now_ns)
         return self._policy.deadlines_ns(now_ns) + self._decode.deadlines_ns(now_ns) + own_ns
 
     # -- helpers, in the order used -------------------------------------------------------------

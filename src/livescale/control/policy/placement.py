@@ -97,12 +97,20 @@ def room_for(
     """Least recently used copies whose end makes room for `size_bytes` (None: not enough)."""
     there = [m for m in models if room.agent in m.agents]
     there.sort(key=lambda m: (m.used_ns.get(room.agent, 0), m.model))
+    return _cleared(size_bytes, room, there, "least recently used")
+
+
+def _cleared(
+    size_bytes: int, room: HostRoom, there: Sequence[ModelCopies], reason: str
+) -> list[Discard] | None:
+    """The first of these copies that have to go for so many bytes, beside what goes already (None:
+    all of them are not enough)."""
     discards: list[Discard] = []
     free = room.free_bytes + room.leaving_bytes
     for model in there:
         if free >= size_bytes:
             break
-        discards.append(Discard(model.model, room.agent, "least recently used"))
+        discards.append(Discard(model.model, room.agent, reason))
         free += model.size_bytes
     return discards if free >= size_bytes else None
 
@@ -112,11 +120,9 @@ def room_for(
 
 def _spread(models: Sequence[ModelCopies], rooms: Sequence[HostRoom]) -> list[Keep | Discard]:
     """One copy of every model, each where most memory is free (BlitzScale §5.3)."""
-    suggestions: list[Keep | Discard] = []
-    for model in models:
-        for extra in model.agents[1:]:
-            suggestions.append(Discard(model.model, extra, "one copy is enough"))
-    return suggestions + _first_copies(models, rooms)
+    extras = [(model.model, extra) for model in models for extra in model.agents[1:]]
+    suggestions = [Discard(name, extra, "one copy is enough") for name, extra in extras]
+    return [*suggestions, *_first_copies(models, rooms)]
 
 
 def _first_copies(models: Sequence[ModelCopies], rooms: Sequence[HostRoom]) -> list[Keep | Discard]:
@@ -153,14 +159,8 @@ def _reclaim(
             m for m in models if room.agent in m.agents and m.is_on_devices and not m.needs_copy
         ]
         there.sort(key=lambda m: (-m.size_bytes, m.model))
-        free, discards = room.free_bytes + room.leaving_bytes, []
-        for model in there:
-            if free >= wanting.size_bytes:
-                break
-            reason = f"reclaimed for {wanting.model}"
-            discards.append(Discard(model.model, room.agent, reason))
-            free += model.size_bytes
-        if free >= wanting.size_bytes and (best is None or len(discards) < len(best)):
+        discards = _cleared(wanting.size_bytes, room, there, f"reclaimed for {wanting.model}")
+        if discards is not None and (best is None or len(discards) < len(best)):
             best = discards
     return best or []
 

@@ -35,12 +35,14 @@ class Policy(Protocol):
     def asks_for_load_time(self, load: LoadSnapshot) -> bool:
         """What it suggests for this load depends on `LoadSnapshot.load_ns`, which takes a plan to
         know."""
+        return False
 
     def suggest(self, load: LoadSnapshot) -> Suggestion:
         """How many instances this load needs."""
 
     def deadlines_ns(self, now_ns: int) -> list[int]:
         """When it would suggest another number of the same load."""
+        return []
 
 
 def make_policy(scaling: ScalingPolicy) -> Policy:
@@ -54,19 +56,7 @@ def make_policy(scaling: ScalingPolicy) -> Policy:
     return BoundsPolicy(scaling)
 
 
-class _OfLoadAlone:
-    """A policy that neither time nor the time of a load changes."""
-
-    def asks_for_load_time(self, load: LoadSnapshot) -> bool:
-        """Never."""
-        return False
-
-    def deadlines_ns(self, now_ns: int) -> list[int]:
-        """Never."""
-        return []
-
-
-class TargetOngoingPolicy(_OfLoadAlone):
+class TargetOngoingPolicy(Policy):
     """Instances such that each has so many unfinished requests."""
 
     def __init__(self, target: TargetOngoing) -> None:
@@ -91,7 +81,7 @@ class TargetOngoingPolicy(_OfLoadAlone):
         return Suggestion(at_least, at_most, "ongoing_requests", explain)
 
 
-class BoundsPolicy(_OfLoadAlone):
+class BoundsPolicy(Policy):
     """Instances such that every load lies between its bounds."""
 
     def __init__(self, bounds: Bounds) -> None:
@@ -114,7 +104,7 @@ class BoundsPolicy(_OfLoadAlone):
         return Suggestion(at_least, at_most, reason, lambda: _explain(load, at_least, at_most))
 
 
-class SloPolicy:
+class SloPolicy(Policy):
     """Instances such that prompts wait no longer than the aim for their first token allows.
 
     Half of the aim may pass in the queue; without an aim, two thirds of a Run. A queue that is
@@ -166,9 +156,7 @@ class SloPolicy:
         return Suggestion(at_least, at_most, reason, explain, at_least, floor, at_once)
 
     def deadlines_ns(self, now_ns: int) -> list[int]:
-        """When the floor falls next."""
-        falls_ns = self._floor.falls_ns(now_ns)
-        return [] if falls_ns is None else [falls_ns]
+        return self._floor.falls_ns(now_ns)
 
     def _wait_ns(self, rate: int) -> int:
         """How long prompts may queue."""
@@ -227,12 +215,12 @@ class DecayingFloor:
             self._peak, self._peak_ns = need, now_ns
         return self.at(now_ns)
 
-    def falls_ns(self, now_ns: int) -> int | None:
-        """When it falls by one (None: there is nothing left to fall)."""
+    def falls_ns(self, now_ns: int) -> list[int]:
+        """When it falls by one, if there is anything left to fall."""
         floor = self.at(now_ns)
         if not floor or not self._decay_ns:
-            return None
-        return self._peak_ns + self._decay_ns - (floor - 1) * self._decay_ns // self._peak
+            return []
+        return [self._peak_ns + self._decay_ns - (floor - 1) * self._decay_ns // self._peak]
 
     def at(self, now_ns: int) -> int:
         """The floor at that time, if no need comes before."""
@@ -267,21 +255,22 @@ def needs_of_room(load: LoadSnapshot, bounds: Bounds) -> list[tuple[str, int, in
 
 def need_of_rate(load: LoadSnapshot, bounds: Bounds, tokens_per_s: int) -> tuple[str, int, int]:
     """(name, instances at least, at most) such that prompts are computed as fast as they come."""
-    arriving = load.window_tokens * NS_PER_S * 1000
-    per_window = tokens_per_s * load.window_ns
-    upper = per_window * bounds.token_rate_upper_permille
-    lower = per_window * bounds.token_rate_lower_permille
-    return ("token_rate", *_need(arriving, upper, lower))
+    upper, lower = bounds.token_rate_upper_permille, bounds.token_rate_lower_permille
+    return ("token_rate", *_need_of_arrivals(load, tokens_per_s, upper, lower))
 
 
 def need_of_kv_rate(load: LoadSnapshot, bounds: Bounds, tokens_per_s: int) -> tuple[str, int, int]:
     """(name, instances at least, at most) such that their links carry the KV of prompts as fast as
     these come: that of `tokens_per_s` each."""
-    arriving = load.window_tokens * NS_PER_S * 1000
-    per_window = tokens_per_s * load.window_ns
-    upper = per_window * bounds.kv_rate_upper_permille
-    lower = per_window * bounds.kv_rate_lower_permille
-    return ("kv_rate", *_need(arriving, upper, lower))
+    upper, lower = bounds.kv_rate_upper_permille, bounds.kv_rate_lower_permille
+    return ("kv_rate", *_need_of_arrivals(load, tokens_per_s, upper, lower))
+
+
+def _need_of_arrivals(
+    load: LoadSnapshot, tokens_per_s: int, upper_permille: int, lower_permille: int
+) -> tuple[int, int]:
+    arriving, per_window = load.window_tokens * NS_PER_S * 1000, tokens_per_s * load.window_ns
+    return _need(arriving, per_window * upper_permille, per_window * lower_permille)
 
 
 def _rate(load: LoadSnapshot) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from livescale.control.planning.guests import Guests
 from livescale.control.planning.host_copies import HostCopies
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
-from livescale.control.state.holdings import Copy
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
+from livescale.control.state.holdings import Copy, Holding
 from livescale.control.state.instance import Instance
 from livescale.control.together.team_duties import Teams
 from livescale.messages.events import (
@@ -18,11 +21,11 @@ from livescale.messages.events import (
     KvTaken,
     LayerArrived,
     LiveStarted,
-    RoleChanged,
 )
+from livescale.values.types import Value
 
 
-class HoldingNews:
+class HoldingNews(OfPool):
     """Keeps the states of holdings and instances true. Handlers return False for late news: of a
     holding or an instance that is gone."""
 
@@ -34,15 +37,20 @@ class HoldingNews:
         guests: Guests,
         teams: Teams,
     ) -> None:
-        self._states = known.models
-        self._fleet = known.fleet
-        self._pool = known.pool
-        self._router = known.router
-        self._loads = known.loads
+        super().__init__(known)
         self._planning = planning
         self._host_copies = host_copies
         self._guests = guests
         self._teams = teams
+
+    def of(self, handler: Callable[[Holding, Any, int], bool]) -> Callable[[Any, int], bool]:
+        """Takes events that name a holding, which the handler gets, too. Late if it is gone."""
+
+        def handle(event: Any, now_ns: int) -> bool:
+            holding = self._pool.find(event.holding)
+            return holding is not None and handler(holding, event, now_ns)
+
+        return handle
 
     def reported(self, event: InstanceReported, _now_ns: int) -> bool:
         # A request may have been started by an instance that is gone by now: both are looked up.
@@ -65,30 +73,22 @@ class HoldingNews:
         """For the run record. The requests are the instance's already."""
         return event.instance in self._fleet.instances
 
-    def live_started(self, event: LiveStarted, _now_ns: int) -> bool:
-        holding = self._pool.find(event.holding)
-        instance = self._instance_of(self._pool.copy_of(holding)) if holding is not None else None
+    def live_started(self, holding: Holding, _event: LiveStarted, _now_ns: int) -> bool:
+        instance = self._instance_of(self._pool.copy_of(holding))
         # Requests go to rank 0: they must not be there before it knows of the instance.
-        is_first = instance is not None and instance.worker == event.holding.member
+        is_first = instance is not None and instance.worker == holding.member
         # A leader of a team may have been told to lead when everything was on its way already.
         if instance is not None and is_first and instance.is_loading:
             self._fleet.move(instance, LiveStarted)
         return instance is not None
 
-    def role_changed(self, event: RoleChanged, _now_ns: int) -> bool:
-        """For the run record. Nothing follows: its part changed with the order."""
-        return self._pool.find(event.holding) is not None
-
-    def first_byte_arrived(self, event: FirstByteArrived, now_ns: int) -> bool:
-        instance = self._moved(event)
+    def first_byte_arrived(self, holding: Holding, _event: FirstByteArrived, now_ns: int) -> bool:
+        instance = self._moved(holding, FirstByteArrived)
         if instance is not None and instance.first_byte_ns is None:
             instance.first_byte_ns = now_ns
         return instance is not None
 
-    def layer_arrived(self, event: LayerArrived, now_ns: int) -> bool:
-        holding = self._pool.find(event.holding)
-        if holding is None:
-            return False
+    def layer_arrived(self, holding: Holding, event: LayerArrived, now_ns: int) -> bool:
         copy = self._pool.copy_of(holding)
         instance, before = self._instance_of(copy), copy.watermark
         holding.layer_came(event.layer, event.watermark)
@@ -99,13 +99,10 @@ class HoldingNews:
             if now_ns == instance.first_byte_ns:
                 instance.kept_layers = copy.watermark
         self._loads.progressed(event.holding, now_ns)
-        self._moved(event)
+        self._moved(holding, LayerArrived)
         return True
 
-    def completed(self, event: HoldingCompleted, now_ns: int) -> bool:
-        holding = self._pool.find(event.holding)
-        if holding is None:
-            return False
+    def completed(self, holding: Holding, event: HoldingCompleted, now_ns: int) -> bool:
         self._loads.completed(event.holding, now_ns)
         copy = self._pool.move(holding, HoldingCompleted)
         copy.used_ns = now_ns
@@ -122,11 +119,8 @@ class HoldingNews:
                 state.load_error_ns = now_ns - instance.due_ns
         return True
 
-    def failed(self, event: HoldingFailed, now_ns: int) -> bool:
+    def failed(self, holding: Holding, event: HoldingFailed, now_ns: int) -> bool:
         """One rank that failed fails its copy, and the instance."""
-        holding = self._pool.find(event.holding)
-        if holding is None:
-            return False
         self._loads.end(event.holding)
         self._loads.fail_readers(holding.member, holding.order.model)
         copy = self._pool.copy_of(holding)
@@ -146,19 +140,11 @@ class HoldingNews:
             failures = self._host_copies.failures_of(copy.model)
         else:
             return True
-        failures.failed(
-            now_ns,
-            event.holding.plan,
-            self._planning.last_id,
-            event.reason,
-            has_copy=has_copy,
-        )
+        newest = self._planning.last_id
+        failures.failed(now_ns, event.holding.plan, newest, event.reason, has_copy=has_copy)
         return True
 
-    def dropped(self, event: HoldingDropped, _now_ns: int) -> bool:
-        holding = self._pool.find(event.holding)
-        if holding is None:
-            return False
+    def dropped(self, holding: Holding, event: HoldingDropped, _now_ns: int) -> bool:
         self._loads.end(event.holding)
         copy = self._pool.move(holding, HoldingDropped)
         instance = self._instance_of(copy)
@@ -168,14 +154,11 @@ class HoldingNews:
 
     # -- helpers ------------------------------------------------------------------------------
 
-    def _moved(self, event: FirstByteArrived | LayerArrived) -> Instance | None:
-        """More of a holding is there: it moves, and its instance, which is returned, if any."""
-        holding = self._pool.find(event.holding)
-        if holding is None:
-            return None
-        instance = self._instance_of(self._pool.move(holding, type(event)))
+    def _moved(self, holding: Holding, cause: type[Value]) -> Instance | None:
+        """More of the holding is there: it moves, and its instance, which is returned, if any."""
+        instance = self._instance_of(self._pool.move(holding, cause))
         if instance is not None:
-            self._fleet.move(instance, type(event))
+            self._fleet.move(instance, cause)
         return instance
 
     def _instance_of(self, copy: Copy) -> Instance | None:

@@ -118,6 +118,6 @@ def status_of(
         workers=len(fleet.workers),
         agents=len(fleet.agents),
         host_room_bytes=max(rooms.values(), default=0),
-        workers_wanted=sum(wish.workers for wish in wishes.known()),
+        workers_wanted=sum(wish.workers for wish in wishes.by_part.values()),
         free=free,
     )

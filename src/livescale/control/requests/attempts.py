@@ -101,28 +101,28 @@ class Attempts:
         """A worker has taken attempts over: those that are current are its own now, unless another
         one has taken them over since, whose word came first. They are the work of its instance's
         part (None: the instance is gone)."""
-        is_news = False
-        for request, attempt, moves in event.requests:
-            record = self._router.requests.get(request)
-            if record is not None and record.attempt == attempt and record.moves <= moves:
-                record.moves = moves
-                if record.failure:
-                    # Whom it was taken from is gone, but it is not.
-                    record.failures -= 1
-                    record.failure = ""
-                    record.is_alone = self._has_one_left(record)
-                self._router.move(record, event.worker, part)
-                is_news = True
-        return is_news
+        current = self._current(event)
+        for record, moves in current:
+            record.moves = moves
+            if record.failure:
+                # Whom it was taken from is gone, but it is not.
+                record.failures -= 1
+                record.failure = ""
+                record.is_alone = self._has_one_left(record)
+            self._router.move(record, event.worker, part)
+        return bool(current)
 
     def taken_by_lost(self, event: BatchTaken) -> bool:
         """The report of a worker that is gone. Where the attempts go on its gateway says; only if
         they have ended there, no word but the worker's own tells so."""
-        for request, attempt, moves in event.requests:
-            record = self._router.requests.get(request)
-            if record is not None and record.attempt == attempt and record.moves <= moves:
-                record.lost_taker = event.worker
+        for record, _ in self._current(event):
+            record.lost_taker = event.worker
         return False
+
+    def _current(self, event: BatchTaken) -> list[tuple[RequestRecord, int]]:
+        """Of what was taken over the attempts that are current, and how often each was taken."""
+        known = [(self._router.requests.get(r), a, moves) for r, a, moves in event.requests]
+        return [(r, m) for r, a, m in known if r is not None and r.attempt == a and r.moves <= m]
 
     def cancelled(self, event: RequestCancelled, _now_ns: int) -> bool:
         record = self._router.requests.get(event.request)

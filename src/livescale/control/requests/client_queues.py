@@ -74,10 +74,6 @@ class _Turn(Generic[Record]):
         #: tokens that the last of the oldest left to the shortest: above 0 it is their turn
         self.left_tokens = 0
 
-    def passes(self, record: Record) -> int:
-        """At least as often another request was served that came later than this one."""
-        return self.overtakes - self.met[record.id]
-
     def picks(self, sharing: QueueShares) -> Iterator[Record]:
         """All requests as they would be served, as of now; they may be served meanwhile."""
         if sharing.oldest_percent == 100:
@@ -187,7 +183,7 @@ class ClientQueues(Generic[Record]):
         then no later one goes before it."""
         turn = self._turns[record.client]
         oldest = next(iter(turn.records.values()))
-        is_due = turn.passes(oldest) >= self._sharing.passes_max
+        is_due = turn.overtakes - turn.met[oldest.id] >= self._sharing.passes_max
         return oldest if is_due and oldest is not record else None
 
     def __repr__(self) -> str:

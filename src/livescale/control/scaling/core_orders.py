@@ -30,15 +30,12 @@ class CoreLine(Protocol):
 
     policy: LinePolicy
     parts: Sequence[Part]
+    #: None: it needs no cores
+    due_ns: int | None
 
     @property
     def levels(self) -> Sequence[CoreLevel] | None:
         """By stage (None: nothing is decided, all keep what they have)."""
-        ...
-
-    @property
-    def is_at_rest(self) -> bool:
-        """It needs no cores."""
         ...
 
 
@@ -66,7 +63,7 @@ class CoreOrders:
             return []
         wanted: dict[WorkerRef, tuple[int, int]] = {}
         for line in lines:
-            if line.policy.cores is not None and not line.is_at_rest:
+            if line.policy.cores is not None and line.due_ns is not None:
                 self._want(line, wanted)
         for worker in self._cores.raised():
             wanted.setdefault(worker, (self._cores.own(worker), 0))

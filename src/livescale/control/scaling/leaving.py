@@ -5,7 +5,7 @@ they may go when nothing is lost with them.
 from __future__ import annotations
 
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.state.holdings import Copy
 from livescale.control.together.pairing import Pairings
 from livescale.messages.commands import Drain, ScaleDecided
@@ -13,16 +13,13 @@ from livescale.messages.events import MembersLeave
 from livescale.values.types import WorkerRef
 
 
-class Leaving:
+class Leaving(OfPool):
     """Who leaves stands in the fleet, so that nothing is placed there."""
 
     def __init__(self, known: PoolKnowledge, planning: Planning, pairings: Pairings) -> None:
-        self._states = known.models
-        self._fleet = known.fleet
-        self._pool = known.pool
+        super().__init__(known)
         self._planning = planning
         self._pairings = pairings
-        self._router = known.router
 
     def members_leave(self, event: MembersLeave, _now_ns: int) -> bool:
         """False if none of them is there, or all are known to leave."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from livescale.control.planning.copy_worth import CopyWorth
 from livescale.control.planning.host_copies import HostCopies
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.planning.spares import Spares
 from livescale.control.planning.spares_ahead import SparesAhead
 from livescale.control.planning.stage_hosts import StageHosts
@@ -38,7 +38,7 @@ from livescale.values.types import (
 )
 
 
-class Scaling:
+class Scaling(OfPool):
     """Carries out the autoscalers' wishes on fleet and pool, as commands."""
 
     def __init__(
@@ -50,11 +50,7 @@ class Scaling:
         roles: Roles,
         wishes: Wishes,
     ) -> None:
-        self._config = known.config
-        self._fleet = known.fleet
-        self._pool = known.pool
-        self._router = known.router
-        self._loads = known.loads
+        super().__init__(known)
         self._planning = planning
         self._host_copies = host_copies
         self._pairings = pairings
@@ -163,7 +159,7 @@ class Scaling:
         # Stages that scale with others have a total, and take what they need of all workers.
         alone = [state for state in states.values() if state.line_policy is None]
         ahead = self._ahead.choose(wall_ns, alone)
-        wish = self._wishes.of(ahead.state.entry.part) if ahead is not None else None
+        wish = self._wishes.by_part.get(ahead.state.entry.part) if ahead is not None else None
         plan = None
         if ahead is not None:
             plan = self._planning.plan_instances(
@@ -233,7 +229,7 @@ class Scaling:
         """
         found = self._found(wish) - claimed
         # Parts of one model give each other instances, not workers (`Mutations`).
-        wishes = [w for w in self._wishes.known() if w.part.model != wish.part.model]
+        wishes = [w for w in self._wishes.by_part.values() if w.part.model != wish.part.model]
         others = [w for w in wishes if w.wanted <= w.capacity]
         others += [w for w in wishes if w.wanted > w.capacity and self._outranks(wish, w)]
         others.sort(key=lambda w: (w.priority, -w.spare_instances, w.state.spec.name))

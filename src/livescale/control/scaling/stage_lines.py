@@ -152,11 +152,6 @@ class StageLine:
         """The window is over."""
         return self.due_ns is not None and now_ns >= self.due_ns
 
-    @property
-    def is_at_rest(self) -> bool:
-        """It has nothing to do."""
-        return self.due_ns is None
-
     def look(
         self, now_ns: int, seen: LineSeen, limits: Limits, total: int
     ) -> list[CoresDecided] | None:

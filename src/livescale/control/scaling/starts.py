@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.planning.spares import Spares
 from livescale.control.state.holdings import Copy, Holding
 from livescale.control.state.instance import Instance
@@ -19,16 +19,13 @@ from livescale.values.routes import Duty
 from livescale.values.types import FromStorage, FromWorker, HoldingId, PlanId, WorkerRef
 
 
-class Starts:
+class Starts(OfPool):
     """Adds instances to fleet and pool, and orders what makes them."""
 
     def __init__(
         self, known: PoolKnowledge, planning: Planning, spares: Spares, pairings: Pairings
     ) -> None:
-        self._config = known.config
-        self._fleet = known.fleet
-        self._pool = known.pool
-        self._loads = known.loads
+        super().__init__(known)
         self._planning = planning
         self._spares = spares
         self._pairings = pairings

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.requests import live_costs as costs
 from livescale.control.state.model_state import PartState
 from livescale.control.together.pairing import Pairings
@@ -90,18 +90,18 @@ def teams_of(plan: ScalePlan, strategy: str, model: TeamModel) -> list[tuple[int
             for n, of in times.items()
         ]
         known = len(teams)
-        teams = form_teams(strategy, loading, model, [_fixed(team) for team in teams])
+        # They have requests from their beginning on.
+        fixed = [FormedTeam(team.stages, has_kv=True) for team in teams]
+        teams = form_teams(strategy, loading, model, fixed)
         found += [(at_ns, len(team.stages)) for team in teams[known:]]
     return found
 
 
-class TeamPlans:
+class TeamPlans(OfPool):
     """Makes the plans of new instances where teams are on."""
 
     def __init__(self, known: PoolKnowledge, planning: Planning, pairings: Pairings) -> None:
-        self._config = known.config
-        self._fleet = known.fleet
-        self._router = known.router
+        super().__init__(known)
         self._planning = planning
         self._pairings = pairings
 
@@ -203,8 +203,3 @@ def _moments(times: Iterable[Sequence[int]]) -> list[int]:
     found = sorted({ns for of in times for ns in of})
     step = -(-len(found) // _TIMES_MAX)
     return found[step - 1 :: step]
-
-
-def _fixed(team: FormedTeam) -> FormedTeam:
-    """It has requests from its beginning on."""
-    return FormedTeam(team.stages, has_kv=True)

@@ -5,13 +5,13 @@ Only parts of which something changed are looked at: a pool may serve thousands 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, ValuesView
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.policy.load_snapshot import LoadSnapshot, Suggestion
 from livescale.control.scaling.stage_lines import StageLines
 from livescale.control.state.model_state import ModelState, PartState
@@ -76,29 +76,20 @@ class Wish:
         return ScaleDecided(part.model, part.role, before, after, reason, values)
 
 
-class Wishes:
+class Wishes(OfPool):
     """Each part's wish as of the last time that something of the part changed."""
 
     def __init__(self, known: PoolKnowledge, planning: Planning) -> None:
-        self._fleet = known.fleet
-        self._pool = known.pool
+        super().__init__(known)
         self._planning = planning
-        self._router = known.router
         self.lines = StageLines(known.fleet, known.router, known.pool.schedule)
-        self._wishes: dict[Part, Wish] = {}
+        #: as of the last look at each part
+        self.by_part: dict[Part, Wish] = {}
         #: models that were looked at
         self._known: dict[str, None] = {}
         #: parts that are looked at again though nothing happens to them, and others from when on
         self._restless: dict[Part, None] = {}
         self._due_ns: dict[Part, int] = {}
-
-    def known(self) -> ValuesView[Wish]:
-        """The wishes of all parts."""
-        return self._wishes.values()
-
-    def of(self, part: Part) -> Wish | None:
-        """The part's wish as of the last look (None: it was not looked at yet)."""
-        return self._wishes.get(part)
 
     def look(self, now_ns: int, wall_zero_ns: int, states: Mapping[str, ModelState]) -> list[Wish]:
         """The wishes that may be others than last time, in the order of their models.
@@ -134,7 +125,7 @@ class Wishes:
 
     def _is_unmet(self, part: Part) -> bool:
         """It lacks instances, or has too many; or one of several went, and others may follow."""
-        wish = self._wishes[part]
+        wish = self.by_part[part]
         return wish.wanted < wish.capacity or self._fleet.tally(part).capacity < wish.wanted
 
     def forget_model(self, model: ModelState) -> None:
@@ -142,7 +133,7 @@ class Wishes:
         self._known.pop(model.name, None)
         self.lines.forget(model)
         for part in model.parts:
-            self._wishes.pop(part.part, None)
+            self.by_part.pop(part.part, None)
             self._restless.pop(part.part, None)
             self._due_ns.pop(part.part, None)
             self._router.forget_part(part.part)
@@ -172,7 +163,7 @@ class Wishes:
     def _keep(self, now_ns: int, wall_zero_ns: int, wish: Wish) -> None:
         """Also sets when the part must be looked at again."""
         state, part = wish.state, wish.part
-        self._wishes[part] = wish
+        self.by_part[part] = wish
         if wish.wanted != wish.capacity or state.changes_by_itself():
             self._restless[part] = None
         else:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from livescale.control.planning.host_copies import HostCopies
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.scaling.wishes import Wishes
 from livescale.control.state.model_state import ModelState
 from livescale.messages.commands import ModelGone
 from livescale.messages.events import ModelRemoved
 
 
-class Withdrawals:
+class Withdrawals(OfPool):
     """Which models leave the pool. Those that are gone leave the `states`, too."""
 
     def __init__(
         self, known: PoolKnowledge, planning: Planning, wishes: Wishes, host_copies: HostCopies
     ) -> None:
-        self._states = known.models
-        self._fleet = known.fleet
-        self._pool = known.pool
+        super().__init__(known)
         self._planning = planning
         self._wishes = wishes
         self._host_copies = host_copies

@@ -108,10 +108,6 @@ def compensate(
         reason = "fewer_reclaimed"
     else:
         reason = "more_cores" if found > cores else "enough_cores"
-    sojourn_ns = _sojourn_ns(with_cores(load, model, cores, found), count)
+    after = with_cores(load, model, cores, found)
+    sojourn_ns = round(after.sojourn_ns(count)) if count >= after.least_stable else None
     return Compensated(count, cores, found, reason, sojourn_ns)
-
-
-def _sojourn_ns(after: StageLoad, replicas: int) -> int | None:
-    """None: the queue would grow for ever."""
-    return round(after.sojourn_ns(replicas)) if replicas >= after.least_stable else None

@@ -94,11 +94,15 @@ class Corrector:
         After it all stages have at most `replicas_total` replicas together, and each at least
         `replicas_min` where that fits into it.
         """
-        if sorted({load.stage for load in loads}) != sorted(load.stage for load in loads):
+        if len({load.stage for load in loads}) < len(loads):
             raise ValueError("a stage has two loads")
-        periods = 1.0 if self._last_ns is None else self._periods_since(self._last_ns, now_ns)
+        periods = 1.0
+        if self._last_ns is not None:
+            periods = max(now_ns - self._last_ns, 0) / self.settings.period_ns
         self._last_ns = now_ns
-        self._states = {load.stage: self._state(load.stage) for load in loads}
+        known, gains = self._states, self.settings.gains
+        stages = [load.stage for load in loads]
+        self._states = {s: known.get(s) or _StageState(Pid(gains)) for s in stages}
         seen = [
             self._look(now_ns, load, target_ns, replicas_total, periods)
             for load, target_ns in zip(loads, targets_ns, strict=True)
@@ -117,12 +121,6 @@ class Corrector:
     def key_stages(self) -> dict[int, KeyStage]:
         """Of the last step, in order."""
         return {} if self._keys is None else self._keys.listed
-
-    def _periods_since(self, last_ns: int, now_ns: int) -> float:
-        return max(now_ns - last_ns, 0) / self.settings.period_ns
-
-    def _state(self, stage: int) -> _StageState:
-        return self._states.get(stage) or _StageState(Pid(self.settings.gains))
 
     def _look(
         self, now_ns: int, load: StageLoad, target_ns: int, most: int, periods: float

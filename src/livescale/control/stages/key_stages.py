@@ -26,25 +26,22 @@ class KeyStages:
     """
 
     scale_down_timeout_ns: int
-    _listed: dict[int, KeyStage] = field(default_factory=dict)
+    #: the key stages, in order; replaced at each step
+    listed: dict[int, KeyStage] = field(default_factory=dict)
 
     def step(self, now_ns: int, loads: Sequence[StageLoad], over_target: Sequence[bool]) -> None:
         """`over_target[i]` belongs to `loads[i]`. Stages that have no load any more leave."""
         longest = max(loads, key=lambda load: (load.waiting, -load.stage), default=None)
         until_ns = now_ns + self.scale_down_timeout_ns
+        known = dict(self.listed)
         for load, is_over in zip(loads, over_target, strict=True):
             if is_over:
-                self._listed[load.stage] = KeyStage("over_target", until_ns)
+                known[load.stage] = KeyStage("over_target", until_ns)
             elif load is longest and load.waiting > 0:
-                self._listed[load.stage] = KeyStage("longest_queue", until_ns)
+                known[load.stage] = KeyStage("longest_queue", until_ns)
         stages = {load.stage for load in loads}
-        self._listed = {
+        self.listed = {
             stage: key
-            for stage, key in sorted(self._listed.items())
+            for stage, key in sorted(known.items())
             if stage in stages and now_ns < key.until_ns
         }
-
-    @property
-    def listed(self) -> dict[int, KeyStage]:
-        """The key stages, in order."""
-        return dict(self._listed)

@@ -82,8 +82,7 @@ class RateScaling:
         total: int,
         cores: CoresSeen | None = None,
     ) -> list[StageDecision]:
-        """A decision per stage. Each stage stays within its `limits`, and all together have at most
-        `total` replicas, unless the least numbers alone are more. `cores` are left alone."""
+        """As `LineScaling.step`. `cores` are left alone."""
         needs = [self._need(now_ns, load) for load in loads]
         pairs = zip(loads, needs, strict=True)
         counts = [self._held(now_ns, load, need.replicas) for load, need in pairs]

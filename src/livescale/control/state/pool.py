@@ -47,7 +47,7 @@ class ParameterPool:
         #: which loads read from whom, and the agents of hosts whose copies do not stay for others
         self.reads, self.guests = Reads(), self._lists.guests
         #: models that leave the pool: their last copies may go
-        self._retired: dict[str, None] = {}
+        self.retired: dict[str, None] = {}
 
     # -- what is there ------------------------------------------------------------------------
 
@@ -219,14 +219,6 @@ class ParameterPool:
         ]
         return [copy for copy in found if copy not in kept]
 
-    def has_retired(self) -> bool:
-        """Some model leaves the pool."""
-        return bool(self._retired)
-
-    def is_retired(self, model: str) -> bool:
-        """The model leaves the pool."""
-        return model in self._retired
-
     # -- what goes ----------------------------------------------------------------------------
 
     def can_drop(self, copy: Copy) -> bool:
@@ -242,7 +234,7 @@ class ParameterPool:
         return not any(other is not copy for other in self._lists.of(copy.model).lasting)
 
     def _needs_copy(self, model: str) -> bool:
-        return self._keeps_last and model not in self._retired
+        return self._keeps_last and model not in self.retired
 
     def drop(self, copy: Copy, reason: str) -> list[DropHolding]:
         """Give a copy up on purpose. Raises LastCopyError when `can_drop` is False."""
@@ -305,13 +297,13 @@ class ParameterPool:
     def retire(self, model: str) -> None:
         """The model leaves the pool: none of its copies has to stay."""
         self._lists.touch(model)
-        self._retired[model] = None
+        self.retired[model] = None
 
     def forget_model(self, model: str) -> None:
         """The retired model has no copy left."""
         self._lists.touch(model)
         self._lists.forget_model(model)
-        self._retired.pop(model, None)
+        self.retired.pop(model, None)
 
     def _changed(self, copy: Copy) -> None:
         """What is read of the copies, and who is in use, may be another now."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.state.instance import Instance
 from livescale.control.together.pairing import Pairings
 from livescale.messages.commands import ChangeDuty
@@ -22,13 +22,12 @@ _TAKERS_MAX = 4
 _PS_PER_S = 1_000_000_000_000
 
 
-class Drains:
+class Drains(OfPool):
     """Keeps the duties of instances that drain, or did."""
 
     def __init__(self, known: PoolKnowledge, planning: Planning, pairings: Pairings) -> None:
+        super().__init__(known)
         self._is_moving = known.config.drain == "move"
-        self._states = known.models
-        self._fleet = known.fleet
         self._planning = planning
         self._pairings = pairings
         #: of the fleet, when duties were last compared with it

@@ -12,7 +12,7 @@ import msgspec
 
 from livescale.control.multicast.planner import free_uplinks
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.requests import live_costs as costs
 from livescale.control.state.config import ControllerConfig, PairRule
 from livescale.control.state.instance import Instance
@@ -188,13 +188,11 @@ def _hops(plan: ScalePlan) -> dict[WorkerRef, int]:
     return hops
 
 
-class Pairings:
+class Pairings(OfPool):
     """The live pairs of all models. Reads fleet, router and links; changes none."""
 
     def __init__(self, known: PoolKnowledge, planning: Planning) -> None:
-        self._config = known.config
-        self._fleet = known.fleet
-        self._router = known.router
+        super().__init__(known)
         self._planning = planning
         #: of the fleet, when duties were last compared with it
         self._version = -1

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import ModelState, PartState
 from livescale.messages.commands import ChangeDuty
@@ -67,13 +67,11 @@ def _least(counts: Mapping[InstanceId, int]) -> InstanceId:
     return min(counts, key=lambda owner: (counts[owner], owner))
 
 
-class Pipelines:
+class Pipelines(OfPool):
     """Forms and ends them. Reads the fleet and changes duties."""
 
     def __init__(self, known: PoolKnowledge) -> None:
-        self._states = known.models
-        self._fleet = known.fleet
-        self._config = known.config
+        super().__init__(known)
         self._number = known.config.epoch * _PIPELINES_MAX
         self._version = -1
         #: when it decided last

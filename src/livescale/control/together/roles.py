@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import ModelState, PartState
 from livescale.control.together.pairing import Pairings
@@ -22,13 +22,11 @@ _DECODES_AT_MAX = 16
 """Every offer goes to all of them."""
 
 
-class Roles:
+class Roles(OfPool):
     """Keeps the duties of instances that have a role, and says where requests of such models go."""
 
     def __init__(self, known: PoolKnowledge, pairings: Pairings) -> None:
-        self._states = known.models
-        self._fleet = known.fleet
-        self._router = known.router
+        super().__init__(known)
         self._pairings = pairings
         #: of the fleet, when duties were last compared with it
         self._version = -1

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from livescale.control.planning.planning import Planning
-from livescale.control.planning.pool_knowledge import PoolKnowledge
+from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.state.instance import Instance
 from livescale.control.state.model_state import ModelState, PartState
 from livescale.control.together.team_spans import Loading, TeamModel
@@ -37,13 +37,12 @@ _TEAMS_MAX = 1_000_000
 """Of one life of the controller, so that a later life's numbers are higher."""
 
 
-class Teams:
+class Teams(OfPool):
     """Forms and ends teams. Reads the fleet and changes duties."""
 
     def __init__(self, known: PoolKnowledge, planning: Planning) -> None:
+        super().__init__(known)
         self._strategy = known.config.teams
-        self._states = known.models
-        self._fleet = known.fleet
         self._planning = planning
         self._number = known.config.epoch * _TEAMS_MAX
         #: parts of which layers have come since that was last looked at
@@ -89,11 +88,6 @@ class Teams:
             orders += self._form(part)
         return orders
 
-    def leads(self, instance: Instance) -> bool:
-        """Requests of a whole team go to the instance."""
-        team = instance.duty.team
-        return team is not None and team.leader.instance == instance.id
-
     def routes(self, state: PartState, routes: Sequence[Route]) -> list[Route]:
         """Without those to members of teams; to each team by way of its leader. An instance that
         was in a team takes no further requests before all its layers are there."""
@@ -109,7 +103,7 @@ class Teams:
         for instance in instances:
             team = instance.duty.team
             is_ready = instance.state in (InstanceState.LIVE, InstanceState.SERVING)
-            if team is not None and self.leads(instance) and is_ready:
+            if team is not None and team.leader.instance == instance.id and is_ready:
                 hops = tuple(Hop((m.partner,), m.span) for m in team.members)
                 found.append(Route(hops, cost_permille=1000 // len(team.members)))
         return found

@@ -48,18 +48,12 @@ def smooth(
 
     All stages are computed from the same ŷ. Fractions of a replica count as one.
     """
-    return [
-        _smooth_stage(graph, stage, replicas, cv, beta(cv), floor)
-        for stage, (cv, floor) in enumerate(zip(cvs, floors, strict=True))
-    ]
-
-
-def _smooth_stage(
-    graph: StageGraph, stage: int, replicas: Sequence[int], cv: float, own: float, floor: int
-) -> Smoothed:
-    has, near = replicas[stage], graph.neighbours(stage)
-    # A stage without neighbours has none to be smoothed with.
-    mean = sum(replicas[j] for j in near) / len(near) if near else float(has)
-    needed = own * has + (1 - own) * mean
-    count = min(has, max(math.ceil(needed - _ROUNDING), floor))
-    return Smoothed(stage, count, cv, needed)
+    found = []
+    for stage, (cv, floor) in enumerate(zip(cvs, floors, strict=True)):
+        own, has, near = beta(cv), replicas[stage], graph.neighbours(stage)
+        # A stage without neighbours has none to be smoothed with.
+        mean = sum(replicas[j] for j in near) / len(near) if near else float(has)
+        needed = own * has + (1 - own) * mean
+        count = min(has, max(math.ceil(needed - _ROUNDING), floor))
+        found.append(Smoothed(stage, count, cv, needed))
+    return found

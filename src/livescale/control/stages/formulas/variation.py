@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from livescale.control.stages.formulas.graph import StageGraph
 
@@ -61,12 +62,7 @@ def arrivals(rate_per_s: float, cv: float) -> Flow:
 def line(stages: Sequence[StageTraits]) -> tuple[StageTraits, ...]:
     """These stages one behind the other, whatever their `after` says."""
     return tuple(
-        StageTraits(
-            stage.services_per_s,
-            stage.service_cv,
-            stage.replicas,
-            ((number - 1, 1.0),) if number else (),
-        )
+        replace(stage, after=((number - 1, 1.0),) if number else (), waits_for_all=False)
         for number, stage in enumerate(stages)
     )
 
@@ -75,13 +71,7 @@ def graph_of(stages: Sequence[StageTraits], graph: StageGraph) -> tuple[StageTra
     """These stages in a graph in which each request goes to all stages: from one to all of its
     followers, and to one when all that stand before it are done."""
     return tuple(
-        StageTraits(
-            stage.services_per_s,
-            stage.service_cv,
-            stage.replicas,
-            tuple((before, 1.0) for before in graph.before(number)),
-            waits_for_all=True,
-        )
+        replace(stage, after=tuple((n, 1.0) for n in graph.before(number)), waits_for_all=True)
         for number, stage in enumerate(stages)
     )
 
