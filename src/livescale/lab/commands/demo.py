@@ -372,10 +372,10 @@ def _in_short(runs: Sequence[ReportedRun], checks: TokenChecks) -> str:
         min((story.help_s for story in of_run if story.help_s is not None), default=None)
         for of_run in stories
     ]
-    ttfts = [run.summary.ttft for run in runs]
+    latencies = [run.summary.latencies() for run in runs]
     rows = [
-        ("TTFT, mean", *(seconds(ttft.mean_s if ttft else None) for ttft in ttfts)),
-        ("TTFT, p99", *(seconds(ttft.p99_s if ttft else None) for ttft in ttfts)),
+        ("TTFT, mean", *(seconds(of_run["ttft_mean_s"]) for of_run in latencies)),
+        ("TTFT, p99", *(seconds(of_run["ttft_p99_s"]) for of_run in latencies)),
         ("a new instance helps after", *map(seconds, helped)),
         ("wrong tokens, both runs", str(checks.wrong), ""),
     ]

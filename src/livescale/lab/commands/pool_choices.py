@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from livescale.cli.loads import choose_load
+from livescale.cli.loads import choose_load, data_folder
 from livescale.clusters.files import NamedTopology, find_cluster, read_topology
 from livescale.clusters.topology import Device, Host, Topology
 from livescale.common.errors import UserError
@@ -284,8 +283,7 @@ def _many(arguments: argparse.Namespace, name: str, cluster: NamedTopology) -> P
         raise UserError("--workload replaces a trace and --model. Remove the trace and --model")
     if arguments.divide_lengths < 1 or not 0 < arguments.factor <= 1000:
         raise UserError("--divide-lengths must be at least 1, --factor in (0, 1000]")
-    data = os.environ.get("LIVESCALE_DATA")
-    workload = read_workload(arguments.workload, Path(data) if data else None, arguments.seed)
+    workload = read_workload(arguments.workload, data_folder(), arguments.seed)
     models = tuple(pooled(model) for model in workload.models)
     loads = {model.name: list(model.rows) for model in workload.models}
     if arguments.factor != 1:

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from livescale.cli.loads import write_json, writing
+from livescale.cli.loads import data_folder, write_json, writing
 from livescale.lab.reproduce.base.claim import Claim, Conditions, Reproduction
 from livescale.lab.reproduce.base.figures import as_markdown, draw_all
 from livescale.lab.reproduce.base.paper_figures import INDEX
@@ -38,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 also where a claim does not come out: it is a report. 2 for an unknown id."""
-    data = os.environ.get("LIVESCALE_DATA")
-    conditions = Conditions(arguments.seed, Path(data) if data else None)
+    conditions = Conditions(arguments.seed, data_folder())
     if arguments.ids[:1] == [_FIGURES]:
         return _draw(arguments, conditions)
     try:

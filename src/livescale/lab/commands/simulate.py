@@ -281,9 +281,7 @@ def _run(
         "requests": summary.requests,
         "failed": summary.failed,
         "violations": 1 - (summary.slo_attainment or 0),
-        "ttft_mean_s": summary.ttft.mean_s if summary.ttft else None,
-        "ttft_p99_s": summary.ttft.p99_s if summary.ttft else None,
-        "tbt_mean_s": summary.tbt.mean_s if summary.tbt else None,
+        **summary.latencies(),
         "device_seconds": run.device_ns() / NS_PER_S,
         "stop_the_world_meets_slo": summary.slo_met * 1000 >= summary.requests * MET_PERMILLE,
     }

@@ -201,10 +201,13 @@ class _Contest:
         """Fresh in every round, so that no prefix cache can help; the same for all engines."""
         options = self.options
         rng = random.Random(f"{options.seed} {repetition} {in_flight}")
-        return [
-            [rng.randrange(2, options.vocabulary) for _ in range(options.prompt_tokens)]
-            for _ in range(_REQUESTS_PER_STREAM * in_flight)
-        ]
+        count = _REQUESTS_PER_STREAM * in_flight
+        return random_prompts(rng, count, options.prompt_tokens, options.vocabulary)
+
+
+def random_prompts(rng: random.Random, count: int, tokens: int, vocabulary: int) -> list[list[int]]:
+    """So many, each of so many ids."""
+    return [[rng.randrange(2, vocabulary) for _ in range(tokens)] for _ in range(count)]
 
 
 # -- how each engine is started -------------------------------------------------------------------

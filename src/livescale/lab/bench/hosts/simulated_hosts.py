@@ -7,11 +7,10 @@ starts.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from statistics import median
 
 import msgspec
@@ -24,9 +23,10 @@ from livescale.sim.base.config import HostStay, SimConfig
 from livescale.sim.base.run_notes import SimResult
 from livescale.sim.pools.configs import build_config, first_hosts
 from livescale.sim.pools.limits import PooledModel
+from livescale.sim.pools.runs import recorded
 from livescale.sim.pools.systems import find_system
 from livescale.sim.world.simulate import simulate
-from livescale.telemetry.record.record import AnyLine, RunLine, StepLine, read_record
+from livescale.telemetry.record.record import AnyLine, RunLine, StepLine
 from livescale.values.units import NS_PER_S
 
 _CLUSTER, _PRESET = "leaf-spine-1024", "llama-3-8b"
@@ -74,10 +74,7 @@ def join_simulated(hosts: int) -> SimulatedJoins:
     for each of them. Raises BenchError."""
     config = _config(hosts)
     model = config.controller.models[0].spec.name
-    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        result = simulate({model: []}, config, 0, file)
-        file.flush()
-        lines = list(read_record(Path(file.name)))
+    result, lines = recorded(partial(simulate, {model: []}, config, 0), list)
     joined_ns = [
         line.now_ns
         for line in lines

@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, median
 
@@ -32,6 +33,7 @@ WAYS = {
 
 Say = Callable[[str], None]
 _World = Callable[[BothPlays], TeamPlay]
+_real, _simulated = attrgetter("real"), attrgetter("simulated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +123,3 @@ def run_lambda(options: LambdaOptions, say: Say) -> LambdaReport:
                 plays[way].append(play)
                 say(f"  {way}, {number + 1} of {options.plays}: {play.real.load_s:.2f} s of load")
         return LambdaReport(scene, plays)
-
-
-# -- helpers --------------------------------------------------------------------------------------
-
-
-def _real(play: BothPlays) -> TeamPlay:
-    return play.real
-
-
-def _simulated(play: BothPlays) -> TeamPlay:
-    return play.simulated

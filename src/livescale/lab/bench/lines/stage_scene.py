@@ -7,12 +7,9 @@ pass: every prompt fills a Run and has one token to answer. A burst comes, open 
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import msgspec
+from functools import partial
 
 from livescale.batching.live.live_batch import LiveLimits
 from livescale.clusters.topology import Device
@@ -21,9 +18,8 @@ from livescale.engine.files.make import Preset
 from livescale.latency.work import LinearLatency
 from livescale.load.traces import TraceRow
 from livescale.sim.base.config import SimConfig
-from livescale.sim.pools.runs import lead_ns
-from livescale.sim.world.simulate import simulate
-from livescale.telemetry.record.record import AnyLine, read_record
+from livescale.sim.pools.runs import lead_ns, recorded, run_pool
+from livescale.telemetry.record.record import AnyLine
 from livescale.values.stages import stage_name
 from livescale.values.types import LayerSpan
 from livescale.values.units import NS_PER_MS, NS_PER_US
@@ -172,9 +168,4 @@ def play_simulated(
         run_tokens_max=_PROMPT_TOKENS,
         live=live,
     )
-    began_ns = lead_ns(config)
-    shifted = [msgspec.structs.replace(row, arrival_ns=began_ns + row.arrival_ns) for row in rows]
-    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        simulate({MODEL: shifted}, config, _SIM_SEED, file)
-        file.flush()
-        return list(read_record(Path(file.name)))
+    return recorded(partial(run_pool, config, {MODEL: rows}, lead_ns(config), _SIM_SEED), list)[1]

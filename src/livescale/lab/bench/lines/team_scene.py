@@ -6,10 +6,9 @@ carry the model in about `load_s`. Every prompt is one Run.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import msgspec
 
@@ -20,9 +19,8 @@ from livescale.engine.files.make import Preset
 from livescale.latency.work import LinearLatency
 from livescale.load.traces import TraceRow
 from livescale.sim.base.config import ModelChange, SimConfig
-from livescale.sim.pools.runs import lead_ns
-from livescale.sim.world.simulate import simulate
-from livescale.telemetry.record.record import AnyLine, read_record
+from livescale.sim.pools.runs import lead_ns, recorded, run_pool
+from livescale.telemetry.record.record import AnyLine
 from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.units import NS_PER_S, NS_PER_US
 
@@ -149,10 +147,5 @@ def play_simulated(
     began_ns = lead_ns(config) + int(2 * scene.load_s * NS_PER_S)
     change = ModelChange(began_ns + scene.ordered_ns, changed=more)
     config = msgspec.structs.replace(config, changes=(change,))
-    rows = [
-        msgspec.structs.replace(row, arrival_ns=began_ns + row.arrival_ns) for row in scene.rows()
-    ]
-    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        simulate(rows, config, _SEED, file)
-        file.flush()
-        return list(read_record(Path(file.name)))
+    loads = {more.spec.name: scene.rows()}
+    return recorded(partial(run_pool, config, loads, began_ns, _SEED), list)[1]

@@ -66,7 +66,6 @@ class PairsRow:
         return self.model, self.link_gbit, self.requests, self.gap_ms
 
     def as_json(self) -> dict[str, object]:
-        ttft, tbt = self.summary.ttft, self.summary.tbt
         return {
             "model": self.model,
             "link_gbit": self.link_gbit,
@@ -74,9 +73,7 @@ class PairsRow:
             "gap_ms": self.gap_ms,
             "system": self.system,
             "failed": self.summary.failed,
-            "ttft_mean_s": ttft.mean_s if ttft else None,
-            "ttft_p99_s": ttft.p99_s if ttft else None,
-            "tbt_p99_s": tbt.p99_s if tbt else None,
+            **self.summary.latencies(),
         }
 
 

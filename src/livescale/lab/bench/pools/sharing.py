@@ -80,15 +80,13 @@ class SharingRow:
         return all(met >= KEPT * own[name].attainment for name, met in self.of_models.items())
 
     def as_json(self) -> dict[str, object]:
-        ttft, tbt = self.summary.ttft, self.summary.tbt
         return {
             "system": self.system,
             "devices": self.devices,
             "attainment": self.attainment,
             "worst_model_attainment": min(self.of_models.values()),
             "attainment_of_models": dict(self.of_models),
-            "ttft_p99_s": ttft.p99_s if ttft else None,
-            "tbt_p99_s": tbt.p99_s if tbt else None,
+            **self.summary.latencies(),
             "requests": self.summary.requests,
             "failed": self.summary.failed,
             "serving_s": self.spent.serve_ns / NS_PER_S,
@@ -246,7 +244,7 @@ def _met(run: PoolRun, model: str, slo: SloAbsolute) -> int:
 
 
 def _cells(row: SharingRow, own: Mapping[str, OwnPool]) -> list[object]:
-    ttft, tbt = row.summary.ttft, row.summary.tbt
+    latencies = row.summary.latencies()
     spent = (row.spent.serve_ns, row.spent.spare_ns, row.spent.idle_ns)
     return [
         row.system,
@@ -255,7 +253,7 @@ def _cells(row: SharingRow, own: Mapping[str, OwnPool]) -> list[object]:
         f"{100 * min(row.of_models.values()):.2f} %",
         "yes" if row.keeps(own) else "no",
         row.summary.failed,
-        seconds(ttft.p99_s if ttft else None),
-        seconds(tbt.p99_s if tbt else None),
+        seconds(latencies["ttft_p99_s"]),
+        seconds(latencies["tbt_p99_s"]),
         *(f"{ns / NS_PER_S:,.1f}" for ns in spent),
     ]

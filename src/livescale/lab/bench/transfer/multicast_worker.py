@@ -10,16 +10,15 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import psutil
 import xxhash
 
-from livescale.lab.bench.peers.line_server import Job, serve_lines
+from livescale.lab.bench.peers.line_server import Job, answering, serve_lines
 from livescale.transfer.formats.orders import ContentChecks, ReceiveOrder
 from livescale.transfer.links.exchange import ConnectionTerms
 from livescale.transfer.memory.arena import Arena
@@ -37,7 +36,7 @@ _PAGE_BYTES = 4096
 _POLL_S = 0.001
 
 
-class _Transfer:
+class Transfer:
     """What became of one order; a ReceiveListener."""
 
     def __init__(self) -> None:
@@ -61,8 +60,7 @@ class _Transfer:
         self.done.set()
 
     def feed_failed(self, upstream: WorkerRef, reason: str) -> None:
-        self.failures.append(f"{upstream}: {reason}")
-        self.done.set()
+        self.failed(f"{upstream}: {reason}")
 
     def feed_stalled(self, upstream: WorkerRef, reason: str) -> None:
         self.failures.append(f"{upstream}: {reason}")
@@ -76,15 +74,15 @@ class _Worker:
         began_ns = time.monotonic_ns()
         options = PlaneOptions(
             host=job["address"],
-            host_name=job["host"],
+            host_name=job.get("host", ""),
             protection=_protection(job),
-            shm_directory=None if job["shm_directory"] is None else Path(job["shm_directory"]),
-            connections=ConnectionTerms(SECRET, eager_peers_max=job["eager_peers_max"]),
+            shm_directory=Path(job["shm_directory"]) if "shm_directory" in job else None,
+            connections=ConnectionTerms(SECRET, eager_peers_max=job.get("eager_peers_max", 0)),
             uplink_bytes_per_s=job.get("uplink_bytes_per_s"),
         )
         self.plane = DataPlane(WorkerRef(job["worker"]), self._arena, options)
         self.register_ns = time.monotonic_ns() - began_ns
-        self._transfers: dict[int, _Transfer] = {}
+        self._transfers: dict[int, Transfer] = {}
 
     def introduce(self, job: Job) -> Job:
         """Know all peers: (number, address, port, shm path). Answers at once."""
@@ -126,7 +124,7 @@ class _Worker:
             offset_bytes=job["offset_bytes"],
             content_checks=ContentChecks(job["content_checks"]),
         )
-        transfer = self._transfers[order.plan] = _Transfer()
+        transfer = self._transfers[order.plan] = Transfer()
         self.plane.receive(order, transfer)
         return {}
 
@@ -181,12 +179,7 @@ def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
         "shm_path": worker.plane.shm_path,
         "register_ns": worker.register_ns,
     }
-    return json.dumps(settings), partial(_answer, worker)
-
-
-def _answer(worker: _Worker, job: Job) -> Job:
-    answer: dict[str, Any] = getattr(worker, job["do"])(job)
-    return answer
+    return json.dumps(settings), answering(worker)
 
 
 if __name__ == "__main__":

@@ -197,11 +197,8 @@ def _sender(options: ReceivingOptions, number: int, rate: int, stack: ExitStack)
     )
     job: dict[str, object] = {
         "worker": number,
-        "host": "",
         "address": _LOOPBACK,
         "arena_bytes": _received_bytes(options),
-        "shm_directory": None,
-        "eager_peers_max": 0,
         "uplink_bytes_per_s": rate,
     }
     port = json.loads(process.ask(job, _WAIT_S)["settings"])["port"]
