@@ -68,26 +68,15 @@ _DEFAULTS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--model",
-        type=Path,
-        default=Path("models/demo"),
-        help="Folder of the model. The demo makes a missing model.",
-    )
-    add(
-        "--only",
-        choices=PARTS,
-        help="Run one part: 1 -> 3 -> 1, or live scaling beside stop-the-world.",
-    )
+    words = "Folder of the model. The demo makes a missing model."
+    add("--model", type=Path, default=Path("models/demo"), help=words)
+    words = "Run one part: 1 -> 3 -> 1, or live scaling beside stop-the-world."
+    add("--only", choices=PARTS, help=words)
     words = "Scale separate instances for prefill and decode, in place of both parts."
     add("--disaggregated", action="store_true", help=words)
     add_load_arguments(parser, trace=None, seconds=12, divide_lengths=16)
-    add(
-        "--load-seconds",
-        type=float,
-        default=1.0,
-        help="Duration of a load in the scaling part.",
-    )
+    words = "Duration of a load in the scaling part."
+    add("--load-seconds", type=float, default=1.0, help=words)
     words = "Duration of a load in the live part."
     add("--live-load-seconds", type=float, default=5.0, help=words)
     add("--json", type=Path, help="Write the figures to this file (JSON).")

@@ -13,9 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from livescale.common.interpreter import module_words
-from livescale.lab.bench.base.line_process import LineProcess
-from livescale.lab.bench.hosts.host_commands import HostCommand
 from livescale.lab.client.replay_process import ReplayJob
 from livescale.lab.client.replayer import ReplayResult
 from livescale.lab.commands.pool_watch import PoolWatch
@@ -64,8 +61,7 @@ class HostsDemo:
         self._bed = bed
         self._folder = folder
         self._flags = flags
-        self._patience_s = patience_s
-        self._pool = PoolWatch(self.record, patience_s)
+        self._pool = PoolWatch(bed, self.record, patience_s)
         self._watch = self._pool.record
         self._commands = self._pool.commands
 
@@ -82,16 +78,14 @@ class HostsDemo:
         with self._ended_in_order():
             self._start_head(model)
             self._let_join()
-            with self._client() as client:
+            with self._pool.client(self.head) as client:
                 told = f"{len(job.rows)} requests begin, most of them in one burst"
                 self.story.tell(told)
                 client.send(msgspec.to_builtins(job))
                 self._see_scale_up()
                 self._lose_one()
                 self._let_one_leave()
-                last_s = job.rows[-1].arrival_ns / NS_PER_S
-                answer = client.receive(last_s + job.drain_s + self._patience_s)
-            self.story.results = msgspec.convert(answer["results"], list[ReplayResult])
+                self.story.results = self._pool.results(client, job)
         return self.story
 
     # -- the acts -------------------------------------------------------------------------------
@@ -103,7 +97,7 @@ class HostsDemo:
             *("--port", str(HTTP_PORT), "--token-file", str(self._token)),
             *("--record", str(self.record), *self._flags),
         ]
-        self._start(self.head, words)
+        self._pool.begin(self.head, words)
         self._pool.until(self._token.exists, "the head has its token file")
         self.story.tell(f"{self.head}: livescale serve --workers 0, the head")
 
@@ -114,7 +108,7 @@ class HostsDemo:
                 *("join", f"{address}:{_JOIN_PORT}", "--token-file", str(self._token)),
                 *("--name", host, "--interface", _BIND),
             ]
-            self._start(host, words)
+            self._pool.begin(host, words)
         waiting = dict.fromkeys(self.others)
         while waiting:
             self._pool.until(lambda: any(h in self._watch.joined_ns for h in waiting), "hosts join")
@@ -183,14 +177,6 @@ class HostsDemo:
     @property
     def _token(self) -> Path:
         return self._folder / "pool.token"
-
-    def _start(self, host: str, words: Sequence[str]) -> None:
-        inside = self._bed.inside(host)
-        self._commands[host] = HostCommand.begin(host, self._folder, words, inside=inside)
-
-    def _client(self) -> LineProcess:
-        words = [*self._bed.inside(self.head), *module_words("livescale.lab.client.replay_process")]
-        return LineProcess("the client", words, {})
 
     @contextlib.contextmanager
     def _ended_in_order(self) -> Iterator[None]:

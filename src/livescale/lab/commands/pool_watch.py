@@ -1,16 +1,24 @@
-"""What the demos of several hosts wait for: a pool of commands in namespaces, seen through its run
-record.
+"""A pool of commands in namespaces, for demos of several hosts: its hosts and its client, and what
+is waited for, seen through its run record.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from livescale.common.errors import UserError
+from livescale.common.interpreter import module_words
+from livescale.lab.bench.base.line_process import LineProcess
 from livescale.lab.bench.hosts.host_commands import HostCommand
+from livescale.lab.client.replay_process import ReplayJob
+from livescale.lab.client.replayer import ReplayResult
+from livescale.lab.testbed.bed import Testbed
 from livescale.telemetry.record_watch import RecordWatch
+from livescale.values.units import NS_PER_S
 
 _LOOK_S = 0.02
 
@@ -18,11 +26,28 @@ _LOOK_S = 0.02
 class PoolWatch:
     """`commands` are those that must run, by host; hosts are named as in the record."""
 
-    def __init__(self, record: Path, patience_s: float) -> None:
+    def __init__(self, bed: Testbed, record: Path, patience_s: float) -> None:
         self.record = RecordWatch(record)
         self.commands: dict[str, HostCommand] = {}
+        self._bed = bed
         self._patience_s = patience_s
         self._folder = record.parent
+
+    def begin(self, host: str, words: Sequence[str]) -> None:
+        """Start `livescale …` in a host, its log beside the record."""
+        inside = self._bed.inside(host)
+        self.commands[host] = HostCommand.begin(host, self._folder, words, inside=inside)
+
+    def client(self, place: str) -> LineProcess:
+        """A replayer in a host, or in "control", to be sent a ReplayJob."""
+        words = [*self._bed.inside(place), *module_words("livescale.lab.client.replay_process")]
+        return LineProcess("the client", words, {})
+
+    def results(self, client: LineProcess, job: ReplayJob) -> list[ReplayResult]:
+        """What came of a job that was sent. Raises BenchError when that takes too long."""
+        last_s = job.rows[-1].arrival_ns / NS_PER_S
+        answer = client.receive(last_s + job.drain_s + self._patience_s)
+        return msgspec.convert(answer["results"], list[ReplayResult])
 
     def serving_hosts(self) -> list[str]:
         return [host for host in self.record.hosts if self.record.serving_on(host)]

@@ -55,12 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--slo", default="5x-mean", help="SLO: '5x-mean' (default) or 'ttft=450ms,tbt=150ms'.")
     words = "Write a run record of each system and an HTML page into this folder."
     add("--report", type=Path, metavar="DIR", help=words)
-    add(
-        "--record",
-        type=Path,
-        metavar="FILE",
-        help="Write the run record of a single system to this file.",
-    )
+    words = "Write the run record of a single system to this file."
+    add("--record", type=Path, metavar="FILE", help=words)
     words = "Compare load bandwidths in Gbit/s instead of systems."
     add("--sweep", metavar="bandwidth=10,25,…", help=words)
 

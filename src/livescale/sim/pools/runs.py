@@ -151,6 +151,14 @@ def _slowest_ns(amount_bytes: int, rates: Iterable[int | None]) -> int:
     return 0 if slowest is None else -(-amount_bytes * NS_PER_S // slowest)
 
 
+def token_weights(loads: Loads) -> dict[str, int]:
+    """Tokens that are asked of each model: what placements weigh models by."""
+    return {
+        model: sum(row.input_tokens + row.output_tokens for row in rows)
+        for model, rows in loads.items()
+    }
+
+
 def fit_rows(rows: Sequence[TraceRow], tokens_max: int) -> tuple[list[TraceRow], int]:
     """Rows that an instance can serve, and how many had to be shortened.
 

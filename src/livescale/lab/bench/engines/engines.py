@@ -22,7 +22,7 @@ from livescale.common.interpreter import SAFE_PATH
 from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.base.line_process import LineProcess, bench_process, thread_environment
 from livescale.lab.bench.base.machine import CpuShares
-from livescale.lab.bench.base.made_models import BenchShape, make_bench_model
+from livescale.lab.bench.base.made_models import BenchShape, made_model
 from livescale.lab.bench.engines.engine_report import OURS, EngineReport, EngineRow, TokenCheck
 
 PEERS = Path(__file__).parents[1] / "peers" / "engines"
@@ -63,9 +63,7 @@ def run_engines(options: EngineBenchOptions, say: Callable[[str], None]) -> Engi
     rows: list[EngineRow] = []
     for shape in options.shapes:
         for dtype in options.dtypes:
-            with tempfile.TemporaryDirectory(prefix="livescale-bench-") as scratch:
-                directory = Path(scratch) / "model"
-                make_bench_model(directory, shape, options.vocabulary, dtype)
+            with made_model(shape, options.vocabulary, dtype) as directory:
                 rows += _Contest(options, shape, dtype, directory, say).play()
     return EngineReport(
         tuple(rows),

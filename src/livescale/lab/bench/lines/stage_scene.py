@@ -15,6 +15,7 @@ from livescale.batching.live.live_batch import LiveLimits
 from livescale.clusters.topology import Device
 from livescale.control.state.config import ControllerConfig
 from livescale.engine.files.make import Preset
+from livescale.lab.bench.base.made_models import bare_hosts
 from livescale.latency.work import LinearLatency
 from livescale.load.traces import TraceRow
 from livescale.sim.base.config import SimConfig
@@ -105,20 +106,14 @@ class StageScene:
         return rows
 
     def settings(self, policy: str, model_bytes: int) -> dict[str, object]:
-        """Of a real pool. Each worker is a host of its own, so that parameters cross links. Nothing
-        is loaded ahead or kept, and no host keeps a copy: who grows has to load."""
+        """Of a real pool. Nothing is loaded ahead or kept."""
         link = model_bytes * _LAYERS // sum(self.layers) * 1000 // (_LOAD_SERVICES * self.run_ms)
         return {
-            "port": 0,
-            "workers": self.workers,
-            "hosts": self.workers,
+            **bare_hosts(self.workers, link),
             "device": "timed",
             "timed_run_us": 0,
             "timed_token_us": self.token_us,
             "arena_bytes": model_bytes,
-            "host_memory_bytes": 0,
-            "uplink_bytes_per_s": link,
-            "downlink_bytes_per_s": link,
             "block_tokens": BLOCK_TOKENS,
             "run_tokens_max": _PROMPT_TOKENS,
             "sequences_max": _PROMPT_TOKENS,
@@ -126,9 +121,7 @@ class StageScene:
             "stage_period_ms": _PERIOD_SERVICES * self.run_ms,
             "scale_down_timeout_ms": _TIMEOUT_SERVICES * self.run_ms,
             "ttft_aim_ms": self.slo_ns // NS_PER_MS,
-            "warm_spares": "off",
             "spares_ahead": "none",
-            "queue_requests_max": 100_000,
             "queue_timeout_s": 600,
         }
 

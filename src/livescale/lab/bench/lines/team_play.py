@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -82,11 +84,31 @@ class PlayedScene:
         }
 
 
-def made_model(scratch: Path) -> tuple[Path, int]:
-    """A directory with the scene's model, and how many bytes it has."""
-    directory = scratch / MODEL
-    make_model(directory, SHAPE)
-    return directory, sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+def play_ways(
+    ways: Mapping[str, TeamWay],
+    count: int,
+    scene_of: Callable[[int], TeamScene],
+    say: Callable[[str], None],
+    *,
+    folder: Path | None = None,
+    needs_queue: bool = True,
+) -> tuple[TeamScene, dict[str, list[BothPlays]]]:
+    """Each way so often, in turns, of the scene for a model of so many bytes. The pools' run
+    records come to `folder`, if there is one. Raises BenchError."""
+    plays: dict[str, list[BothPlays]] = {name: [] for name in ways}
+    with tempfile.TemporaryDirectory(prefix="livescale-teams-") as scratch:
+        directory = Path(scratch, MODEL)
+        make_model(directory, SHAPE)
+        scene = scene_of(sum(file.stat().st_size for file in directory.glob("*.safetensors")))
+        folder = folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(1, count + 1):
+            for name, way in ways.items():
+                record = folder / f"{name}-{number}.jsonl"
+                play = play_both(scene, way, directory, record, needs_queue=needs_queue)
+                plays[name].append(play)
+                say(f"  {name}, {number} of {count}: {play.real.load_s:.2f} s of load")
+    return scene, plays
 
 
 def play_both(

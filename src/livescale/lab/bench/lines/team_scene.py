@@ -16,6 +16,7 @@ from livescale.batching.live.live_batch import CHEAPER, LiveLimits
 from livescale.clusters.topology import Device
 from livescale.control.state.config import ControllerConfig
 from livescale.engine.files.make import Preset
+from livescale.lab.bench.base.made_models import bare_hosts
 from livescale.latency.work import LinearLatency
 from livescale.load.traces import TraceRow
 from livescale.sim.base.config import ModelChange, SimConfig
@@ -96,18 +97,13 @@ class TeamScene:
         return [TraceRow(at_ns, self.prompt_tokens, self.output_tokens) for at_ns in times]
 
     def settings(self, way: TeamWay) -> dict[str, object]:
-        """Of a real pool. Nothing is loaded ahead or kept, and no host keeps a copy."""
+        """Of a real pool. Nothing is loaded ahead or kept."""
         return {
-            "port": 0,
-            "workers": WORKERS,
-            "hosts": WORKERS,
+            **bare_hosts(WORKERS, self.bytes_per_s),
             "device": "timed",
             "timed_run_us": self.run_us,
             "timed_token_us": self.token_us,
             "arena_bytes": 2 * self.size_bytes,
-            "host_memory_bytes": 0,
-            "uplink_bytes_per_s": self.bytes_per_s,
-            "downlink_bytes_per_s": self.bytes_per_s,
             "block_tokens": BLOCK_TOKENS,
             "run_tokens_max": self.prompt_tokens,
             "sequences_max": self.prompt_tokens,
@@ -116,9 +112,7 @@ class TeamScene:
             "teams": way.teams,
             "team_end": way.team_end,
             "live_order": way.live_order,
-            "warm_spares": "off",
             "spares_ahead": "none",
-            "queue_requests_max": 100_000,
             "queue_timeout_s": 600,
         }
 

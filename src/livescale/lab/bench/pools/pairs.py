@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from livescale.clusters.files import NamedTopology
 from livescale.clusters.topology import Device, Topology
@@ -134,14 +135,12 @@ class PairsReport:
 def run_pairs(options: PairsOptions, say: Callable[[str], None]) -> PairsReport:
     """Play every burst with the four systems. Raises PoolError."""
     rows: list[PairsRow] = []
-    for model in options.models:
-        for link_gbit in options.links_gbit:
-            for count in options.requests:
-                for gap_ms in options.gaps_ms:
-                    load = (model.name, link_gbit, count, gap_ms)
-                    for name in (STOP, ALONE, PAIRED, JUDGED):
-                        rows.append(PairsRow(*load, name, _play(options, model, load, name)))
-            say(f"{model.name} at {link_gbit} Gbit/s is done")
+    systems = (STOP, ALONE, PAIRED, JUDGED)
+    for model, link_gbit in product(options.models, options.links_gbit):
+        for count, gap_ms, name in product(options.requests, options.gaps_ms, systems):
+            load = (model.name, link_gbit, count, gap_ms)
+            rows.append(PairsRow(*load, name, _play(options, model, load, name)))
+        say(f"{model.name} at {link_gbit} Gbit/s is done")
     return PairsReport(rows)
 
 

@@ -18,7 +18,14 @@ from livescale.report.run.summary import RunSummary, summarize
 from livescale.report.run.terminal import seconds, table
 from livescale.sim.pools.configs import build_config, tokens_max
 from livescale.sim.pools.limits import PooledModel
-from livescale.sim.pools.runs import PoolRun, fit_rows, lead_ns, run_pool, run_with_history
+from livescale.sim.pools.runs import (
+    PoolRun,
+    fit_rows,
+    lead_ns,
+    run_pool,
+    run_with_history,
+    token_weights,
+)
 from livescale.sim.pools.systems import SYSTEMS, System
 from livescale.telemetry.history.device_time import DeviceTime, device_time
 from livescale.values.units import NS_PER_S
@@ -211,11 +218,7 @@ class _SharingBench:
     def row(self, system: System, devices: int, own: Mapping[str, OwnPool]) -> SharingRow:
         cluster = self.options.cluster(devices)
         models = [shared.model for shared in self.options.models]
-        weights = {
-            name: sum(row.input_tokens + row.output_tokens for row in rows)
-            for name, rows in self._loads.items()
-        }
-        config = build_config(cluster, models, system, weights)
+        config = build_config(cluster, models, system, token_weights(self._loads))
         run, history = run_with_history(config, self._loads, lead_ns(config), self.options.seed)
         met = {name: _met(run, name, pool.slo) for name, pool in own.items()}
         requests = sum(map(len, self._loads.values()))

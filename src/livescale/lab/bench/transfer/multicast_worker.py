@@ -19,12 +19,11 @@ import psutil
 import xxhash
 
 from livescale.lab.bench.peers.line_server import Job, answering, serve_lines
-from livescale.transfer.formats.orders import ContentChecks, ReceiveOrder
+from livescale.transfer.formats.orders import ReceiveOrder
 from livescale.transfer.links.exchange import ConnectionTerms
 from livescale.transfer.memory.arena import Arena
 from livescale.transfer.plane.data_plane import DataPlane
 from livescale.transfer.plane.options import PlaneOptions
-from livescale.values.chunks import Feed
 from livescale.values.types import LayerEntry, Manifest, WorkerRef
 
 if TYPE_CHECKING:
@@ -116,14 +115,7 @@ class _Worker:
 
     def receive(self, job: Job) -> Job:
         """Start a plan's load; the answer says nothing about its end."""
-        order = ReceiveOrder(
-            plan=job["plan"],
-            manifest=msgspec.convert(job["manifest"], Manifest),
-            chunk_bytes=job["chunk_bytes"],
-            feeds=msgspec.convert(job["feeds"], tuple[Feed, ...]),
-            offset_bytes=job["offset_bytes"],
-            content_checks=ContentChecks(job["content_checks"]),
-        )
+        order = msgspec.convert(job["order"], ReceiveOrder)
         transfer = self._transfers[order.plan] = Transfer()
         self.plane.receive(order, transfer)
         return {}
