@@ -20,7 +20,8 @@ from livescale.cli.loads import write_json
 from livescale.common.errors import UserError
 from livescale.config.pool import LINEAR_PREFIX
 from livescale.lab.client.replay_process import ReplayJob
-from livescale.lab.commands.hosts_demo_run import HTTP_PORT, HostsDemo, HostsStory
+from livescale.lab.commands.hosts_demo_run import HostsDemo, HostsStory
+from livescale.lab.commands.pool_watch import HTTP_PORT
 from livescale.lab.commands.scenario import (
     Played,
     TokenChecks,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,21 @@ from livescale.lab.testbed.bed import Testbed
 from livescale.telemetry.record_watch import RecordWatch
 from livescale.values.units import NS_PER_S
 
+_JOIN_PORT, HTTP_PORT = 7000, 8000
+_BIND = "d0"
 _LOOK_S = 0.02
+
+
+@dataclass(slots=True)
+class Story:
+    """What happened, in ns of the monotonic clock, told while it does."""
+
+    began_ns: int = field(default_factory=time.monotonic_ns)
+
+    def tell(self, text: str) -> None:
+        """A line of the story, with the time since its beginning."""
+        elapsed_s = (time.monotonic_ns() - self.began_ns) / NS_PER_S
+        print(f"{elapsed_s:7.1f} s  {text}", flush=True)
 
 
 class PoolWatch:
@@ -30,6 +45,9 @@ class PoolWatch:
         self.record = RecordWatch(record)
         self.commands: dict[str, HostCommand] = {}
         self._bed = bed
+        self._record = record
+        self._address = f"{bed.hosts[0].devices[0].address}:{_JOIN_PORT}"
+        self._token = str(record.parent / "pool.token")
         self._patience_s = patience_s
         self._folder = record.parent
 
@@ -37,6 +55,18 @@ class PoolWatch:
         """Start `livescale …` in a host, its log beside the record."""
         inside = self._bed.inside(host)
         self.commands[host] = HostCommand.begin(host, self._folder, words, inside=inside)
+
+    def begin_head(self, *words: str) -> None:
+        """Start `serve` with these words, too, in the first host. Raises UserError."""
+        own = ["--listen", self._address, "--port", str(HTTP_PORT), "--token-file", self._token]
+        own += ["--record", str(self._record)]
+        self.begin(self._bed.hosts[0].name, ["serve", *words, *own])
+        self.until(Path(self._token).exists, "the head has its token file")
+
+    def begin_host(self, host: str, *words: str) -> None:
+        """Start `join` with these words, too. Everything goes over the host's first link."""
+        own = ["--token-file", self._token, "--name", host, "--interface", _BIND]
+        self.begin(host, ["join", self._address, *own, *words])
 
     def client(self, place: str) -> LineProcess:
         """A replayer in a host, or in "control", to be sent a ReplayJob."""

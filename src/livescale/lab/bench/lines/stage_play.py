@@ -10,14 +10,13 @@ from pathlib import Path
 
 from livescale.engine.files.model_files import read_manifest
 from livescale.lab.bench.base.made_models import pool_config
-from livescale.lab.bench.base.token_checks import wrong_timed_tokens
-from livescale.lab.bench.lines.pool_play import (
+from livescale.lab.bench.base.pool_play import (
     Act,
-    nothing,
     play_pool,
     told_controller,
     until_status,
 )
+from livescale.lab.bench.base.token_checks import wrong_timed_tokens
 from livescale.lab.bench.lines.stage_figures import StageRun, read_run
 from livescale.lab.bench.lines.stage_scene import MODEL, StageScene, play_simulated
 from livescale.lab.client.replayer import lateness_ns
@@ -64,7 +63,7 @@ def play_both(
     models = [{"path": str(directory), "name": MODEL, "stage_spans": spans}]
     pool = Pool(pool_config(directory.parent, models, settings))
     serving = stages_serve(MODEL, [1] * scene.stages)
-    played = asyncio.run(play_pool(pool, MODEL, rows, serving, nothing, nothing))
+    played = asyncio.run(play_pool(pool, MODEL, rows, begin=serving))
     lines = list(read_record(record))
     simulated = play_simulated(
         scene, told_controller(lines), played.devices, rows, live_limits(pool.config)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 
 from livescale.batching.live.live_batch import LiveLimits
@@ -128,11 +128,9 @@ class StageScene:
     def facts(self) -> dict[str, object]:
         """As JSON."""
         return {
-            "stages": self.stages,
+            **asdict(self),
             "slow_stage": self.slow_stage,
             "decoder_layers": list(self.layers),
-            "run_ms": self.run_ms,
-            "requests": self.requests,
             "slo_s": self.slo_ns / 1e9,
             "workers": self.workers,
         }

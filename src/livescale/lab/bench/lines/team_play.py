@@ -11,14 +11,14 @@ from pathlib import Path
 
 from livescale.engine.files.make import make_model
 from livescale.lab.bench.base.made_models import pool_config
-from livescale.lab.bench.base.token_checks import wrong_timed_tokens
-from livescale.lab.bench.lines.pool_play import (
+from livescale.lab.bench.base.pool_play import (
     Act,
     asking_for,
     play_pool,
     told_controller,
     until_status,
 )
+from livescale.lab.bench.base.token_checks import wrong_timed_tokens
 from livescale.lab.bench.lines.team_figures import TeamPlay, asked_for, read_play
 from livescale.lab.bench.lines.team_scene import (
     MODEL,
@@ -122,9 +122,9 @@ def play_both(
     settings = {**scene.settings(way), "record": str(record)}
     pool = Pool(pool_config(directory.parent, [{"path": str(directory), **limits}], settings))
     more = asking_for(MODEL, WORKERS, scene.ordered_ns)
-    played = asyncio.run(
-        play_pool(pool, MODEL, scene.rows(), _serving(SOURCES), more, _serving(WORKERS))
-    )
+    begin, end = _serving(SOURCES), _serving(WORKERS)
+    load = play_pool(pool, MODEL, scene.rows(), begin=begin, beside=more, end=end)
+    played = asyncio.run(load)
     lines = list(read_record(record))
     simulated = play_simulated(
         scene,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,7 +27,7 @@ from livescale.sim.pools.configs import build_config, first_devices, tokens_max
 from livescale.sim.pools.limits import PooledModel
 from livescale.sim.pools.runs import fit_rows, lead_ns, recorded, run_pool
 from livescale.sim.pools.systems import System
-from livescale.telemetry.record.record import StepLine
+from livescale.telemetry.record.record import AnyLine, StepLine
 from livescale.values.units import NS_PER_MS, NS_PER_S
 
 _CLUSTER = "leaf-spine-1024"
@@ -109,7 +109,7 @@ def _measured(workers: int, options: ControllerOptions) -> StepTimes:
     }
     play = partial(run_pool, config, loads, lead_ns(config), options.seed)
     run, lines = recorded(play, lambda lines: [x for x in lines if isinstance(x, StepLine)])
-    times_ns = _shortest([_replayed(config, lines) for _ in range(options.replays)])
+    times_ns = _shortest([replayed_ns(config, lines) for _ in range(options.replays)])
     start_ms: list[float] = []
     loaded_ms: list[float] = []
     for line, took_ns in zip(lines, times_ns, strict=True):
@@ -143,12 +143,14 @@ def _load(config: SimConfig, model: str, number: int, options: ControllerOptions
     return fit_rows(rows, tokens_max(config, model))[0]
 
 
-def _replayed(config: SimConfig, lines: Sequence[StepLine]) -> list[int]:
+def replayed_ns(config: SimConfig, lines: Iterable[AnyLine]) -> list[int]:
     """The time of each step of a fresh controller, in ns."""
     controller = Controller(config.controller)
     gc.collect()
     times_ns = []
     for line in lines:
+        if not isinstance(line, StepLine):
+            continue
         before_ns = time.perf_counter_ns()
         controller.step(line.now_ns, line.events)
         times_ns.append(time.perf_counter_ns() - before_ns)

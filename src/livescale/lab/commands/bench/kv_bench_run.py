@@ -41,16 +41,13 @@ from livescale.lab.bench.kv.kv_scene import (
 from livescale.lab.bench.kv.kv_second_tokens import read_second_tokens
 from livescale.lab.client.replay_process import ReplayJob
 from livescale.lab.client.replayer import ReplayResult
-from livescale.lab.commands.hosts_demo_run import HTTP_PORT
-from livescale.lab.commands.pool_watch import PoolWatch
+from livescale.lab.commands.pool_watch import HTTP_PORT, PoolWatch
 from livescale.lab.testbed.bed import Testbed
 from livescale.telemetry.record.record import read_record
 from livescale.values.types import Manifest
 
 HOSTS = WORKERS + 1
 """The head's among them."""
-_JOIN_PORT = 7000
-_BIND = "d0"
 _PATIENCE_S = 90.0
 _END_S = 60.0
 _SEED = 1
@@ -159,22 +156,15 @@ class _KvPool:
 
     def _start(self, directory: Path) -> None:
         """The head, then the hosts; both instances serve."""
-        head, *others = self._bed.hosts
-        address = f"{head.devices[0].address}:{_JOIN_PORT}"
-        token = self._folder / "pool.token"
         file = self._folder / "pool.yaml"
         models = [{"path": str(directory), "name": MODEL, "roles": _roles(RolesWanted(0, 1, 1))}]
-        own = {"listen": address, "port": HTTP_PORT, "token_file": str(token)}
-        settings = {**self._settings, **own, "record": str(self.record)}
-        file.write_text(pool_document(models, settings))
-        self._watch.begin(head.name, ["serve", "-c", str(file)])
-        self._watch.until(token.exists, "the head has its token file")
+        file.write_text(pool_document(models, self._settings))
+        self._watch.begin_head("-c", str(file))
         joined = self._watch.record.joined_ns
         # One after the other: workers are numbered as they come, prefill comes first, and a plan
         # that knows of no KV reads from the first copy.
-        for host in others:
-            words = ["join", address, "--token-file", str(token), "--name", host.name]
-            self._watch.begin(host.name, [*words, "--interface", _BIND, "--same-files"])
+        for host in self._bed.hosts[1:]:
+            self._watch.begin_host(host.name, "--same-files")
             self._watch.until(partial(joined.__contains__, host.name), f"{host.name} joins")
         self._watch.until(lambda: len(self._watch.serving_hosts()) == 2, "two instances serve")
 

@@ -23,8 +23,7 @@ from livescale.lab.bench.base.line_process import LineProcess, bench_process
 from livescale.lab.bench.hosts.host_commands import HostCommand
 from livescale.lab.client.replay_process import ReplayJob
 from livescale.lab.client.replayer import ReplayResult
-from livescale.lab.commands.hosts_demo_run import HTTP_PORT
-from livescale.lab.commands.pool_watch import PoolWatch
+from livescale.lab.commands.pool_watch import HTTP_PORT, PoolWatch, Story
 from livescale.lab.testbed.bed import CONTROL
 from livescale.lab.testbed.ray_cluster import RayCluster
 from livescale.messages.commands import Dispatch
@@ -138,11 +137,10 @@ class LossStory:
 
 
 @dataclass(slots=True)
-class RayStory:
-    """What happened. `joined_ns` is from the pool's command to each host's first worker; `left` are
+class RayStory(Story):
+    """`joined_ns` is from the pool's command to each host's first worker; `left` are
     processes of the pool that were still there after its end."""
 
-    began_ns: int = field(default_factory=time.monotonic_ns)
     joined_ns: dict[str, int] = field(default_factory=dict)
     scale_up_ns: int | None = None
     losses: list[LossStory] = field(default_factory=list)
@@ -151,10 +149,6 @@ class RayStory:
     @property
     def results(self) -> list[ReplayResult]:
         return [result for loss in self.losses for result in loss.results]
-
-    def tell(self, text: str) -> None:
-        elapsed_s = (time.monotonic_ns() - self.began_ns) / NS_PER_S
-        print(f"{elapsed_s:7.1f} s  {text}", flush=True)
 
 
 class RayBenchRun:

@@ -1,4 +1,4 @@
-"""A load on a real pool that changes meanwhile: how benchmarks of lines play it."""
+"""A load on a real pool, from its start to its end, and what an operator does meanwhile."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ from livescale.values.units import NS_PER_S
 
 _PATIENCE_S, _POLL_S = 300.0, 0.1
 _DRAIN_NS = 300 * NS_PER_S
-_PROMPT_SEED = 0
 
-Act = Callable[[httpx.AsyncClient], Awaitable[None]]
+Act = Callable[[httpx.AsyncClient], Awaitable[object]]
 """What is waited for, or done, by the pool's own pages."""
 
 
@@ -52,34 +51,42 @@ class PoolPlay:
 
 
 async def play_pool(
-    pool: Pool, model: str, rows: Sequence[TraceRow], begin: Act, beside: Act, end: Act
+    pool: Pool,
+    model: str,
+    rows: Sequence[TraceRow],
+    *,
+    seed: int = 0,
+    begin: Act | None = None,
+    beside: Act | None = None,
+    end: Act | None = None,
 ) -> PoolPlay:
-    """Start the pool, and send the rows to the model when `begin` is over, and `beside` goes on.
-    The pool stops after `end`. Raises BenchError and PoolFailed."""
+    """Start the pool, and send the rows to the model when `begin` is over, and `beside` goes on;
+    the seed draws prompts. The pool stops after `end`. Raises BenchError and PoolFailed."""
+
+    async def do(act: Act | None, client: httpx.AsyncClient) -> None:
+        if act is not None:
+            await act(client)
+
     async with pool:
         await pool.ready()
         async with httpx.AsyncClient(
             base_url=pool.base_url, trust_env=False, timeout=_PATIENCE_S
         ) as client:
-            await pool.or_failure(begin(client))
+            await pool.or_failure(do(begin, client))
             shares = CpuShares([os.getpid()])
             vocabulary = vocabulary_of(pool.models[0].manifest)
             load = replayer.replay(
                 pool.base_url,
                 model,
                 rows,
-                prompt_ids_for=replayer.prompts_from_seed(vocabulary, _PROMPT_SEED),
+                prompt_ids_for=replayer.prompts_from_seed(vocabulary, seed),
                 drain_ns_max=_DRAIN_NS,
             )
-            results, _ = await pool.or_failure(asyncio.gather(load, beside(client)))
+            results, _ = await pool.or_failure(asyncio.gather(load, do(beside, client)))
             # This process and its children are the client and the whole pool.
             used, others = shares.cores_used(), shares.others()
-            await pool.or_failure(end(client))
+            await pool.or_failure(do(end, client))
     return PoolPlay([seat.device for _, seat in pool.layout.seats], results, used, others)
-
-
-async def nothing(_: httpx.AsyncClient) -> None:
-    """Where nothing is done or waited for."""
 
 
 def until_status(model: str, is_so: Callable[[dict[str, Any]], bool], what: str) -> Act:
