@@ -67,6 +67,7 @@ class PairsRow:
         return self.model, self.link_gbit, self.requests, self.gap_ms
 
     def as_json(self) -> dict[str, object]:
+        latencies = self.summary.latencies()
         return {
             "model": self.model,
             "link_gbit": self.link_gbit,
@@ -74,7 +75,9 @@ class PairsRow:
             "gap_ms": self.gap_ms,
             "system": self.system,
             "failed": self.summary.failed,
-            **self.summary.latencies(),
+            "ttft_mean_s": latencies["ttft_mean_s"],
+            "ttft_p99_s": latencies["ttft_p99_s"],
+            "tbt_p99_s": latencies["tbt_p99_s"],
         }
 
 

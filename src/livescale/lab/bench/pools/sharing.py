@@ -87,13 +87,15 @@ class SharingRow:
         return all(met >= KEPT * own[name].attainment for name, met in self.of_models.items())
 
     def as_json(self) -> dict[str, object]:
+        latencies = self.summary.latencies()
         return {
             "system": self.system,
             "devices": self.devices,
             "attainment": self.attainment,
             "worst_model_attainment": min(self.of_models.values()),
             "attainment_of_models": dict(self.of_models),
-            **self.summary.latencies(),
+            "ttft_p99_s": latencies["ttft_p99_s"],
+            "tbt_p99_s": latencies["tbt_p99_s"],
             "requests": self.summary.requests,
             "failed": self.summary.failed,
             "serving_s": self.spent.serve_ns / NS_PER_S,
