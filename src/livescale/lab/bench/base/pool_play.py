@@ -52,7 +52,6 @@ class PoolPlay:
 
 async def play_pool(
     pool: Pool,
-    model: str,
     rows: Sequence[TraceRow],
     *,
     seed: int = 0,
@@ -60,7 +59,7 @@ async def play_pool(
     beside: Act | None = None,
     end: Act | None = None,
 ) -> PoolPlay:
-    """Start the pool, and send the rows to the model when `begin` is over, and `beside` goes on;
+    """Start the pool, and send the rows to its model when `begin` is over, and `beside` goes on;
     the seed draws prompts. The pool stops after `end`. Raises BenchError and PoolFailed."""
 
     async def do(act: Act | None, client: httpx.AsyncClient) -> None:
@@ -74,12 +73,12 @@ async def play_pool(
         ) as client:
             await pool.or_failure(do(begin, client))
             shares = CpuShares([os.getpid()])
-            vocabulary = vocabulary_of(pool.models[0].manifest)
+            model = pool.models[0]
             load = replayer.replay(
                 pool.base_url,
-                model,
+                model.spec.name,
                 rows,
-                prompt_ids_for=replayer.prompts_from_seed(vocabulary, seed),
+                prompt_ids_for=replayer.prompts_from_seed(vocabulary_of(model.manifest), seed),
                 drain_ns_max=_DRAIN_NS,
             )
             results, _ = await pool.or_failure(asyncio.gather(load, do(beside, client)))

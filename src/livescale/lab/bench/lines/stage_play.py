@@ -63,7 +63,7 @@ def play_both(
     models = [{"path": str(directory), "name": MODEL, "stage_spans": spans}]
     pool = Pool(pool_config(directory.parent, models, settings))
     serving = stages_serve(MODEL, [1] * scene.stages)
-    played = asyncio.run(play_pool(pool, MODEL, rows, begin=serving))
+    played = asyncio.run(play_pool(pool, rows, begin=serving))
     lines = list(read_record(record))
     simulated = play_simulated(
         scene, told_controller(lines), played.devices, rows, live_limits(pool.config)

@@ -50,5 +50,5 @@ def stage_tokens(scratch: Path, stages: int) -> tuple[int, int]:
     ]
     begin, end = (stages_serve(_MODEL, [count] * stages) for count in (1, REPLICAS))
     more = asking_for(_MODEL, REPLICAS, rows[-1].arrival_ns // 4)
-    played = asyncio.run(play_pool(pool, _MODEL, rows, begin=begin, beside=more, end=end))
+    played = asyncio.run(play_pool(pool, rows, begin=begin, beside=more, end=end))
     return played.wrong_tokens(partial(wrong_greedy_tokens, directory)), played.tokens

@@ -123,8 +123,7 @@ def play_both(
     pool = Pool(pool_config(directory.parent, [{"path": str(directory), **limits}], settings))
     more = asking_for(MODEL, WORKERS, scene.ordered_ns)
     begin, end = _serving(SOURCES), _serving(WORKERS)
-    load = play_pool(pool, MODEL, scene.rows(), begin=begin, beside=more, end=end)
-    played = asyncio.run(load)
+    played = asyncio.run(play_pool(pool, scene.rows(), begin=begin, beside=more, end=end))
     lines = list(read_record(record))
     simulated = play_simulated(
         scene,

@@ -122,8 +122,7 @@ def play_real(
         """Scale-downs belong to the run: let them end."""
         await gauge_comes_to(pool, "livescale_instances", lambda count: count <= least, _SHRINK_S)
 
-    model = pool.models[0].spec.name
-    played = asyncio.run(play_pool(pool, model, rows, seed=seed, end=until_small))
+    played = asyncio.run(play_pool(pool, rows, seed=seed, end=until_small))
     results = played.results
     strain = Strain(
         cores=len(os.sched_getaffinity(0)),
