@@ -264,7 +264,8 @@ def _vllm(arguments: argparse.Namespace) -> int:
     at_least(arguments, 2, "streams")
     if arguments.prompt_tokens + arguments.output_tokens > _VLLM_TOKENS_MAX:
         raise UserError(f"--prompt-tokens and --output-tokens must be {_VLLM_TOKENS_MAX} together")
-    positive(arguments, "link_gbit", most=100)
+    if not 0 < arguments.link_gbit <= 100:
+        raise UserError("--link-gbit must be above 0, and 100 at most")
     options = options_of(
         VllmBenchOptions,
         arguments,

@@ -100,13 +100,18 @@ def per_second(run: PoolRun, carried: Mapping[int, int], label: str) -> Curve:
     return _percents(run, sent, label)
 
 
+def nic_bytes_per_s(run: PoolRun) -> float:
+    """What all devices' NICs can send together."""
+    rates = [run.config.device(number).uplink_bytes_per_s for number in range(run.config.workers)]
+    return float(sum(rate for rate in rates if rate is not None))
+
+
 # -- helpers --------------------------------------------------------------------------------------
 
 
 def _percents(run: PoolRun, sent: Mapping[int, float], label: str) -> Curve:
-    """Bytes by second, in percent of what all devices' NICs can send together."""
-    rates = [run.config.device(number).uplink_bytes_per_s for number in range(run.config.workers)]
-    room = sum(rate for rate in rates if rate is not None)
+    """Bytes by second, in percent of what the NICs can send."""
+    room = nic_bytes_per_s(run)
     points = tuple((float(s), 100 * amount / room) for s, amount in sent.items())
     return Curve(label, points, is_step=True)
 
