@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -50,41 +50,46 @@ class PoolPlay:
         return missing + sum(judge([(r.prompt_ids, r.token_ids) for r in self.results]))
 
 
+async def _nothing(_client: httpx.AsyncClient) -> None:
+    pass
+
+
+class Acts(NamedTuple):
+    """What is done before the load, beside it, and after it while the pool still runs."""
+
+    begin: Act = _nothing
+    beside: Act = _nothing
+    end: Act = _nothing
+
+
 async def play_pool(
     pool: Pool,
+    model: str,
     rows: Sequence[TraceRow],
-    *,
+    acts: Acts,
     seed: int = 0,
-    begin: Act | None = None,
-    beside: Act | None = None,
-    end: Act | None = None,
 ) -> PoolPlay:
-    """Start the pool, and send the rows to its model when `begin` is over, and `beside` goes on;
-    the seed draws prompts. The pool stops after `end`. Raises BenchError and PoolFailed."""
-
-    async def do(act: Act | None, client: httpx.AsyncClient) -> None:
-        if act is not None:
-            await act(client)
-
+    """Start the pool, send the rows to the model, and stop the pool; the seed draws prompts. Raises
+    BenchError and PoolFailed."""
     async with pool:
         await pool.ready()
         async with httpx.AsyncClient(
             base_url=pool.base_url, trust_env=False, timeout=_PATIENCE_S
         ) as client:
-            await pool.or_failure(do(begin, client))
+            await pool.or_failure(acts.begin(client))
             shares = CpuShares([os.getpid()])
-            model = pool.models[0]
+            vocabulary = vocabulary_of(pool.models[0].manifest)
             load = replayer.replay(
                 pool.base_url,
-                model.spec.name,
+                model,
                 rows,
-                prompt_ids_for=replayer.prompts_from_seed(vocabulary_of(model.manifest), seed),
+                prompt_ids_for=replayer.prompts_from_seed(vocabulary, seed),
                 drain_ns_max=_DRAIN_NS,
             )
-            results, _ = await pool.or_failure(asyncio.gather(load, do(beside, client)))
+            results, _ = await pool.or_failure(asyncio.gather(load, acts.beside(client)))
             # This process and its children are the client and the whole pool.
             used, others = shares.cores_used(), shares.others()
-            await pool.or_failure(do(end, client))
+            await pool.or_failure(acts.end(client))
     return PoolPlay([seat.device for _, seat in pool.layout.seats], results, used, others)
 
 

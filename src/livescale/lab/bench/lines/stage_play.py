@@ -12,6 +12,7 @@ from livescale.engine.files.model_files import read_manifest
 from livescale.lab.bench.base.made_models import pool_config
 from livescale.lab.bench.base.pool_play import (
     Act,
+    Acts,
     play_pool,
     told_controller,
     until_status,
@@ -63,7 +64,7 @@ def play_both(
     models = [{"path": str(directory), "name": MODEL, "stage_spans": spans}]
     pool = Pool(pool_config(directory.parent, models, settings))
     serving = stages_serve(MODEL, [1] * scene.stages)
-    played = asyncio.run(play_pool(pool, rows, begin=serving))
+    played = asyncio.run(play_pool(pool, MODEL, rows, Acts(serving)))
     lines = list(read_record(record))
     simulated = play_simulated(
         scene, told_controller(lines), played.devices, rows, live_limits(pool.config)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from livescale.engine.files.make import make_model
 from livescale.lab.bench.base.made_models import pool_config
-from livescale.lab.bench.base.pool_play import asking_for, play_pool
+from livescale.lab.bench.base.pool_play import Acts, asking_for, play_pool
 from livescale.lab.bench.base.token_checks import wrong_greedy_tokens
 from livescale.lab.bench.lines.stage_play import stages_serve
 from livescale.load.traces import TraceRow
@@ -50,5 +50,5 @@ def stage_tokens(scratch: Path, stages: int) -> tuple[int, int]:
     ]
     begin, end = (stages_serve(_MODEL, [count] * stages) for count in (1, REPLICAS))
     more = asking_for(_MODEL, REPLICAS, rows[-1].arrival_ns // 4)
-    played = asyncio.run(play_pool(pool, rows, begin=begin, beside=more, end=end))
+    played = asyncio.run(play_pool(pool, _MODEL, rows, Acts(begin, more, end)))
     return played.wrong_tokens(partial(wrong_greedy_tokens, directory)), played.tokens

@@ -13,6 +13,7 @@ from livescale.engine.files.make import make_model
 from livescale.lab.bench.base.made_models import pool_config
 from livescale.lab.bench.base.pool_play import (
     Act,
+    Acts,
     asking_for,
     play_pool,
     told_controller,
@@ -122,8 +123,8 @@ def play_both(
     settings = {**scene.settings(way), "record": str(record)}
     pool = Pool(pool_config(directory.parent, [{"path": str(directory), **limits}], settings))
     more = asking_for(MODEL, WORKERS, scene.ordered_ns)
-    begin, end = _serving(SOURCES), _serving(WORKERS)
-    played = asyncio.run(play_pool(pool, scene.rows(), begin=begin, beside=more, end=end))
+    acts = Acts(_serving(SOURCES), more, _serving(WORKERS))
+    played = asyncio.run(play_pool(pool, MODEL, scene.rows(), acts))
     lines = list(read_record(record))
     simulated = play_simulated(
         scene,

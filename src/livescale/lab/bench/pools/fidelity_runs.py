@@ -25,7 +25,7 @@ from livescale.config.slo import RequestTiming, parse_slo, percentile
 from livescale.control.state.config import ControllerConfig
 from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.base.made_models import gauge_comes_to
-from livescale.lab.bench.base.pool_play import play_pool
+from livescale.lab.bench.base.pool_play import Acts, play_pool
 from livescale.lab.client.replayer import lateness_ns
 from livescale.load.traces import TraceRow
 from livescale.report.run.reported_run import ReportedRun
@@ -122,7 +122,8 @@ def play_real(
         """Scale-downs belong to the run: let them end."""
         await gauge_comes_to(pool, "livescale_instances", lambda count: count <= least, _SHRINK_S)
 
-    played = asyncio.run(play_pool(pool, rows, seed=seed, end=until_small))
+    model = pool.models[0].spec.name
+    played = asyncio.run(play_pool(pool, model, rows, Acts(end=until_small), seed))
     results = played.results
     strain = Strain(
         cores=len(os.sched_getaffinity(0)),
