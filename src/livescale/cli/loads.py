@@ -62,15 +62,15 @@ def choose_load(arguments: argparse.Namespace) -> Load:
     """
     if min(arguments.seconds, arguments.divide_lengths) < 1 or not 0 < arguments.factor <= 1000:
         raise UserError("--seconds and --divide-lengths must be at least 1, --factor in (0, 1000]")
-    data = os.environ.get("LIVESCALE_DATA")
+    data = data_folder()
     stop_ns = arguments.seconds * NS_PER_S
-    if arguments.trace is None and not data:
+    if arguments.trace is None and data is None:
         trace = ParsedTrace(burst_trace(arguments.seed, stop_ns), "burst")
         name = f"generated burst (seed {arguments.seed})"
         print(f"LIVESCALE_DATA is not set: playing a generated trace shaped like {DEFAULT_TRACE}")
     else:
         name = arguments.trace or DEFAULT_TRACE
-        trace = named_trace(name, Path(data) if data else None, arguments.seed)
+        trace = named_trace(name, data, arguments.seed)
     rows = window(trace.rows, 0, stop_ns)
     if arguments.factor != 1:
         rows = upscale(rows, arguments.factor, arguments.seed)
@@ -87,6 +87,12 @@ def choose_load(arguments: argparse.Namespace) -> Load:
         print(f"  failed requests of the file, left out: {trace.failed_requests}")
     print(f"  lengths divided by {arguments.divide_lengths}, arrivals times {arguments.factor:g}")
     return Load(name, rows)
+
+
+def data_folder() -> Path | None:
+    """The folder of public traces, where the environment names one."""
+    data = os.environ.get("LIVESCALE_DATA")
+    return Path(data) if data else None
 
 
 def whole_bytes(text: str, flag: str) -> int:

@@ -68,26 +68,15 @@ _DEFAULTS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--model",
-        type=Path,
-        default=Path("models/demo"),
-        help="Folder of the model. The demo makes a missing model.",
-    )
-    add(
-        "--only",
-        choices=PARTS,
-        help="Run one part: 1 -> 3 -> 1, or live scaling beside stop-the-world.",
-    )
+    words = "Folder of the model. The demo makes a missing model."
+    add("--model", type=Path, default=Path("models/demo"), help=words)
+    words = "Run one part: 1 -> 3 -> 1, or live scaling beside stop-the-world."
+    add("--only", choices=PARTS, help=words)
     words = "Scale separate instances for prefill and decode, in place of both parts."
     add("--disaggregated", action="store_true", help=words)
     add_load_arguments(parser, trace=None, seconds=12, divide_lengths=16)
-    add(
-        "--load-seconds",
-        type=float,
-        default=1.0,
-        help="Duration of a load in the scaling part.",
-    )
+    words = "Duration of a load in the scaling part."
+    add("--load-seconds", type=float, default=1.0, help=words)
     words = "Duration of a load in the live part."
     add("--live-load-seconds", type=float, default=5.0, help=words)
     add("--json", type=Path, help="Write the figures to this file (JSON).")
@@ -372,10 +361,10 @@ def _in_short(runs: Sequence[ReportedRun], checks: TokenChecks) -> str:
         min((story.help_s for story in of_run if story.help_s is not None), default=None)
         for of_run in stories
     ]
-    ttfts = [run.summary.ttft for run in runs]
+    latencies = [run.summary.latencies() for run in runs]
     rows = [
-        ("TTFT, mean", *(seconds(ttft.mean_s if ttft else None) for ttft in ttfts)),
-        ("TTFT, p99", *(seconds(ttft.p99_s if ttft else None) for ttft in ttfts)),
+        ("TTFT, mean", *(seconds(of_run["ttft_mean_s"]) for of_run in latencies)),
+        ("TTFT, p99", *(seconds(of_run["ttft_p99_s"]) for of_run in latencies)),
         ("a new instance helps after", *map(seconds, helped)),
         ("wrong tokens, both runs", str(checks.wrong), ""),
     ]

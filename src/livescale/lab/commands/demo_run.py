@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
 from livescale.common.errors import UserError
 from livescale.config.pool import PoolConfig
@@ -103,9 +105,7 @@ class DemoRun:
     def check(self, results: Sequence[replayer.ReplayResult]) -> TokenChecks:
         """Hold every token against one forward of the model, as transformers computes it; those
         that timed devices make up against an executor that nothing disturbs."""
-        is_timed = self.config.device == "timed"
-        directory = Path(self.config.models[0].path)
-        return checked_tokens(directory, results, self._manifest if is_timed else None)
+        return checked_tokens(Path(self.config.models[0].path), results, self.config.device)
 
     async def until_serving(self, limit_s: float) -> None:
         """Give the pool time to have its least size: ready it is with one instance."""
@@ -167,14 +167,8 @@ class DemoRun:
             text = (await client.get(f"{self._pool.base_url}/metrics")).text
         except httpx.HTTPError:
             return {}
-        counts: _Instances = {}
-        for row in text.splitlines():
-            if row.startswith("livescale_instances{"):
-                key = _label(row, "role"), _label(row, "state")
-                counts[key] = counts.get(key, 0) + int(float(row.rsplit(" ", 1)[1]))
-        return {key: count for key, count in counts.items() if count}
-
-
-def _label(row: str, name: str) -> str:
-    """The value of a label in a row of /metrics."""
-    return row.split(f'{name}="')[1].split('"')[0]
+        counts: Counter[tuple[str, str]] = Counter()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples if family.name == "livescale_instances" else ():
+                counts[sample.labels["role"], sample.labels["state"]] += int(sample.value)
+        return +counts

@@ -19,9 +19,9 @@ import yaml
 from livescale.cli.loads import write_json
 from livescale.common.errors import UserError
 from livescale.config.pool import LINEAR_PREFIX
-from livescale.engine.files.model_files import read_manifest
 from livescale.lab.client.replay_process import ReplayJob
-from livescale.lab.commands.hosts_demo_run import HTTP_PORT, HostsDemo, HostsStory
+from livescale.lab.commands.hosts_demo_run import HostsDemo, HostsStory
+from livescale.lab.commands.pool_watch import HTTP_PORT
 from livescale.lab.commands.scenario import (
     Played,
     TokenChecks,
@@ -62,27 +62,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_load_arguments(parser: argparse.ArgumentParser, *, seconds: int) -> None:
     """The flags of `pool_flags` and `burst_job`."""
     add = parser.add_argument
-    add(
-        "--device",
-        choices=("cpu", "timed"),
-        default="cpu",
-        help="Device of the workers (default: cpu).",
-    )
-    add(
-        "--model",
-        type=Path,
-        default=Path("models/demo"),
-        help="Folder of the model. The command makes a missing model.",
-    )
+    words = "Device of the workers (default: cpu)."
+    add("--device", choices=("cpu", "timed"), default="cpu", help=words)
+    words = "Folder of the model. The command makes a missing model."
+    add("--model", type=Path, default=Path("models/demo"), help=words)
     add("--seconds", type=int, default=seconds, help="Duration of the load in seconds.")
     add("--rate", type=float, default=1.5, help="Requests per second beside the burst.")
     add("--burst", type=int, default=80, help=f"Requests of the burst, within {_BURST_S:g} s.")
-    add(
-        "--lost-after-ms",
-        type=int,
-        default=2000,
-        help="Time without a message after which a host is lost.",
-    )
+    words = "Time without a message after which a host is lost."
+    add("--lost-after-ms", type=int, default=2000, help=words)
     add("--seed", type=int, default=0, help="Seed of the prompts.")
 
 
@@ -123,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
 def emulated_hosts(hosts: int, link: str) -> Iterator[Testbed]:
     """So many, with links of this rate. Raises NoDemoError. A process that is asked to end removes
     them first."""
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, leave)
     with contextlib.ExitStack() as stack:
         try:
             spec = NetworkSpec(hosts, parse_rate(link))
@@ -139,7 +127,8 @@ def check_load(arguments: argparse.Namespace) -> None:
         raise NoDemoError("--seconds, --burst, --lost-after-ms and --rate must be positive")
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def leave(number: int, frame: FrameType | None) -> None:
+    """End in order, as a handler of a signal."""
     sys.exit(128 + number)
 
 
@@ -183,9 +172,7 @@ def _judge(arguments: argparse.Namespace, job: ReplayJob, story: HostsStory, rec
     slo = slo_alone(job.rows, record)
     played = Played(story.results, story.results[0].scheduled_ns, record)
     run = played.reported("hosts", "a burst", slo, str(slo))
-    is_timed = arguments.device == "timed"
-    manifest = read_manifest(arguments.model, arguments.model.name) if is_timed else None
-    checks = checked_tokens(arguments.model, story.results, manifest)
+    checks = checked_tokens(arguments.model, story.results, arguments.device)
     figures = _figures(arguments, story, run, checks)
     folder = record.parent
     # Only here: drawing takes a second to import.

@@ -13,31 +13,24 @@ from pathlib import Path
 
 import msgspec
 
-from livescale.common.interpreter import module_words
-from livescale.lab.bench.base.line_process import LineProcess
-from livescale.lab.bench.hosts.host_commands import HostCommand
 from livescale.lab.client.replay_process import ReplayJob
 from livescale.lab.client.replayer import ReplayResult
-from livescale.lab.commands.pool_watch import PoolWatch
+from livescale.lab.commands.pool_watch import PoolWatch, Story
 from livescale.lab.testbed.bed import Testbed
 from livescale.values.units import NS_PER_S
 
-_JOIN_PORT, HTTP_PORT = 7000, 8000
 _LOOK_S = 0.02
 _END_S = 10.0
 _DRAIN_S = 60.0
 # Between two acts, so that the picture shows them apart.
 _BETWEEN_S = 2.0
-_BIND = "d0"
-"""The link of a host that everything goes over: parameters, rows, tokens and words."""
 
 
 @dataclass(slots=True)
-class HostsStory:
-    """What happened, in ns of the demo's clock. `joined_ns` is from each host's command to its
+class HostsStory(Story):
+    """`joined_ns` is from each host's command to its
     first worker; `streams` are the requests that the lost host had when its links were cut."""
 
-    began_ns: int = field(default_factory=time.monotonic_ns)
     joined_ns: dict[str, int] = field(default_factory=dict)
     scale_up_ns: int | None = None
     lost: str = ""
@@ -49,11 +42,6 @@ class HostsStory:
     left_streams: int = 0
     results: list[ReplayResult] = field(default_factory=list)
 
-    def tell(self, text: str) -> None:
-        """A line of the story, with the time since its beginning."""
-        elapsed_s = (time.monotonic_ns() - self.began_ns) / NS_PER_S
-        print(f"{elapsed_s:7.1f} s  {text}", flush=True)
-
 
 class HostsDemo:
     """`play` on a testbed whose first host is the head. `folder` gets the record and the logs."""
@@ -64,8 +52,7 @@ class HostsDemo:
         self._bed = bed
         self._folder = folder
         self._flags = flags
-        self._patience_s = patience_s
-        self._pool = PoolWatch(self.record, patience_s)
+        self._pool = PoolWatch(bed, self.record, patience_s)
         self._watch = self._pool.record
         self._commands = self._pool.commands
 
@@ -82,39 +69,25 @@ class HostsDemo:
         with self._ended_in_order():
             self._start_head(model)
             self._let_join()
-            with self._client() as client:
+            with self._pool.client(self.head) as client:
                 told = f"{len(job.rows)} requests begin, most of them in one burst"
                 self.story.tell(told)
                 client.send(msgspec.to_builtins(job))
                 self._see_scale_up()
                 self._lose_one()
                 self._let_one_leave()
-                last_s = job.rows[-1].arrival_ns / NS_PER_S
-                answer = client.receive(last_s + job.drain_s + self._patience_s)
-            self.story.results = msgspec.convert(answer["results"], list[ReplayResult])
+                self.story.results = self._pool.results(client, job)
         return self.story
 
     # -- the acts -------------------------------------------------------------------------------
 
     def _start_head(self, model: Path) -> None:
-        address = self._bed.hosts[0].devices[0].address
-        words = [
-            *("serve", str(model), "--workers", "0", "--listen", f"{address}:{_JOIN_PORT}"),
-            *("--port", str(HTTP_PORT), "--token-file", str(self._token)),
-            *("--record", str(self.record), *self._flags),
-        ]
-        self._start(self.head, words)
-        self._pool.until(self._token.exists, "the head has its token file")
+        self._pool.begin_head(str(model), "--workers", "0", *self._flags)
         self.story.tell(f"{self.head}: livescale serve --workers 0, the head")
 
     def _let_join(self) -> None:
-        address = self._bed.hosts[0].devices[0].address
         for host in self.others:
-            words = [
-                *("join", f"{address}:{_JOIN_PORT}", "--token-file", str(self._token)),
-                *("--name", host, "--interface", _BIND),
-            ]
-            self._start(host, words)
+            self._pool.begin_host(host)
         waiting = dict.fromkeys(self.others)
         while waiting:
             self._pool.until(lambda: any(h in self._watch.joined_ns for h in waiting), "hosts join")
@@ -179,18 +152,6 @@ class HostsDemo:
         story.tell(f"{story.left}: has left in order after {story.left_ns / NS_PER_S:.1f} s")
 
     # -- helpers, in the order used -------------------------------------------------------------
-
-    @property
-    def _token(self) -> Path:
-        return self._folder / "pool.token"
-
-    def _start(self, host: str, words: Sequence[str]) -> None:
-        inside = self._bed.inside(host)
-        self._commands[host] = HostCommand.begin(host, self._folder, words, inside=inside)
-
-    def _client(self) -> LineProcess:
-        words = [*self._bed.inside(self.head), *module_words("livescale.lab.client.replay_process")]
-        return LineProcess("the client", words, {})
 
     @contextlib.contextmanager
     def _ended_in_order(self) -> Iterator[None]:

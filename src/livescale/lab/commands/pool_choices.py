@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from livescale.cli.loads import choose_load
+from livescale.cli.loads import choose_load, data_folder
 from livescale.clusters.files import NamedTopology, find_cluster, read_topology
 from livescale.clusters.topology import Device, Host, Topology
 from livescale.common.errors import UserError
@@ -23,7 +22,7 @@ from livescale.sim.pools.capacity import CapacityError, measure_capacity, scale_
 from livescale.sim.pools.configs import build_config, tokens_max
 from livescale.sim.pools.equal_time import play_equal
 from livescale.sim.pools.limits import PooledModel, PooledRoles, PoolError
-from livescale.sim.pools.runs import PoolRun, fit_rows
+from livescale.sim.pools.runs import PoolRun, fit_rows, token_weights
 from livescale.sim.pools.systems import SYSTEMS, System, find_system
 from livescale.values.copy_strategies import (
     AllCopies,
@@ -68,12 +67,8 @@ class PoolChoice:
 
     def config(self, system: System) -> SimConfig:
         """The pool, run as that system. Raises UserError."""
-        weights = {
-            name: sum(row.input_tokens + row.output_tokens for row in rows)
-            for name, rows in self.loads.items()
-        }
         try:
-            return build_config(self.cluster, self.models, system, weights)
+            return build_config(self.cluster, self.models, system, token_weights(self.loads))
         except PoolError as error:
             raise UserError(f"{self.cluster_name}: {error}") from error
 
@@ -131,15 +126,10 @@ def add_pool_arguments(parser: argparse.ArgumentParser, strategy: str) -> None:
     add("--storage-gbit", type=float, default=10, help="Storage rate without --cluster.")
     words = "Number of hosts with host memory without --cluster."
     add("--hosts", type=int, default=0, help=words)
-    add(
-        "--host-memory-gb",
-        type=float,
-        default=192,
-        help="Host memory of each host without --cluster.",
-    )
-    add(
-        "--multicast", choices=STRATEGIES, help="Multicast strategy. The flag overrides --strategy."
-    )
+    words = "Host memory of each host without --cluster."
+    add("--host-memory-gb", type=float, default=192, help=words)
+    words = "Multicast strategy. The flag overrides --strategy."
+    add("--multicast", choices=STRATEGIES, help=words)
     words = "Placement of host copies. The flag overrides --strategy."
     add("--placement", choices=list(_PLACEMENTS), help=words)
 
@@ -284,8 +274,7 @@ def _many(arguments: argparse.Namespace, name: str, cluster: NamedTopology) -> P
         raise UserError("--workload replaces a trace and --model. Remove the trace and --model")
     if arguments.divide_lengths < 1 or not 0 < arguments.factor <= 1000:
         raise UserError("--divide-lengths must be at least 1, --factor in (0, 1000]")
-    data = os.environ.get("LIVESCALE_DATA")
-    workload = read_workload(arguments.workload, Path(data) if data else None, arguments.seed)
+    workload = read_workload(arguments.workload, data_folder(), arguments.seed)
     models = tuple(pooled(model) for model in workload.models)
     loads = {model.name: list(model.rows) for model in workload.models}
     if arguments.factor != 1:

@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from livescale.cli.loads import write_json, writing
-from livescale.lab.reproduce.base.claim import Claim, Conditions, Reproduction
+from livescale.cli.loads import data_folder, write_json, writing
+from livescale.lab.reproduce.base.claim import Conditions, Reproduction
 from livescale.lab.reproduce.base.figures import as_markdown, draw_all
 from livescale.lab.reproduce.base.paper_figures import INDEX
 from livescale.lab.reproduce.figure_run import UnknownFigureError, choose_figures, draw_figures
@@ -25,12 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("ids", nargs="*", metavar="ID", help=words)
     add("--out", type=Path, metavar="DIR", help="Folder for 'figures' (default: figures).")
     add("--json", type=Path, metavar="FILE", help="Write the figures to this file (JSON).")
-    add(
-        "--report",
-        type=Path,
-        metavar="DIR",
-        help=f"Write {_DOCUMENT} and figures (SVG) into this folder.",
-    )
+    words = f"Write {_DOCUMENT} and figures (SVG) into this folder."
+    add("--report", type=Path, metavar="DIR", help=words)
     words = "Number of processes (default: one per CPU core)."
     add("--jobs", type=_count, default=os.cpu_count() or 1, metavar="N", help=words)
     add("--seed", type=_seed, default=0, help="Random seed, 0 or more (default: 0).")
@@ -38,8 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 also where a claim does not come out: it is a report. 2 for an unknown id."""
-    data = os.environ.get("LIVESCALE_DATA")
-    conditions = Conditions(arguments.seed, Path(data) if data else None)
+    conditions = Conditions(arguments.seed, data_folder())
     if arguments.ids[:1] == [_FIGURES]:
         return _draw(arguments, conditions)
     try:
@@ -48,7 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
         return _usage(error)
     if arguments.out is not None:
         return _usage("--out is for figures: claims are written with --report and --json")
-    found = reproduce(claims, conditions, _say, arguments.jobs)
+    found = reproduce(
+        claims, conditions, lambda claim: _say(f"{claim.id}: {claim.setup}"), arguments.jobs
+    )
     print(as_markdown(found), end="")
     if arguments.json is not None:
         write_json(arguments.json, found.as_json())
@@ -71,7 +68,9 @@ def _draw(arguments: argparse.Namespace, conditions: Conditions) -> int:
     folder = arguments.out or Path(_FIGURES)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        absent = draw_figures(numbers, conditions, folder, _say_figure, processes=arguments.jobs)
+        absent = draw_figures(
+            numbers, conditions, folder, lambda n: _say(f"Figure {n}"), arguments.jobs
+        )
     print(f"figures   {folder / INDEX}: {len(numbers) - len(absent)} of {len(numbers)}")
     for number, reason in absent.items():
         print(f"not drawn: Figure {number}: {reason}")
@@ -81,11 +80,6 @@ def _draw(arguments: argparse.Namespace, conditions: Conditions) -> int:
 def _usage(error: ValueError | str) -> int:
     print(f"livescale reproduce: {error}", file=sys.stderr)
     return 2
-
-
-def _say_figure(number: int) -> None:
-    if sys.stderr.isatty():
-        print(f"Figure {number} …", file=sys.stderr)
 
 
 def _seed(text: str) -> int:
@@ -104,10 +98,10 @@ def _count(text: str) -> int:
     return count
 
 
-def _say(claim: Claim) -> None:
+def _say(words: str) -> None:
     """What is measured now, where a person may be waiting."""
     if sys.stderr.isatty():
-        print(f"{claim.id}: {claim.setup} …", file=sys.stderr)
+        print(f"{words} …", file=sys.stderr)
 
 
 def _write(found: Reproduction, folder: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from livescale.common.errors import UserError
 from livescale.config.slo import SloAbsolute, SloRule
 from livescale.engine.files.make import make_model
+from livescale.engine.files.model_files import read_manifest
 from livescale.lab.bench.base.token_checks import wrong_timed_tokens
 from livescale.lab.client import replayer
 from livescale.load.traces import TraceRow
@@ -19,7 +20,6 @@ from livescale.report.run.reported_run import ReportedRun
 from livescale.report.run.summary import summarize
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record.record import read_record, with_client_times, write_record
-from livescale.values.types import Manifest
 from livescale.values.units import NS_PER_MS
 
 _PRESET = "demo"
@@ -100,16 +100,17 @@ class TokenChecks:
 
 
 def checked_tokens(
-    directory: Path, results: Sequence[replayer.ReplayResult], timed: Manifest | None
+    directory: Path, results: Sequence[replayer.ReplayResult], device: str
 ) -> TokenChecks:
     """Hold every token against one forward of the model in `directory`, as transformers computes
-    it; those that timed devices make up (for the manifest `timed`) against an executor that nothing
-    disturbs."""
+    it; those that timed devices make up against an executor that nothing disturbs."""
     answered = [(r.prompt_ids, r.token_ids) for r in results if r.token_ids]
-    against = "transformers" if timed is None else "a timed executor"
+    is_timed = device == "timed"
+    against = "a timed executor" if is_timed else "transformers"
     print(f"checking every token against {against} …", flush=True)
-    if timed is not None:
-        wrong = sum(wrong_timed_tokens(timed, answered))
+    if is_timed:
+        manifest = read_manifest(directory, directory.name)
+        wrong = sum(wrong_timed_tokens(manifest, answered))
         return TokenChecks(against, sum(len(ids) for _, ids in answered), wrong)
     # Imported here: torch takes a second, and the processes of the pool are gone by now.
     from livescale.engine.oracle import GreedyOracle

@@ -55,12 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--slo", default="5x-mean", help="SLO: '5x-mean' (default) or 'ttft=450ms,tbt=150ms'.")
     words = "Write a run record of each system and an HTML page into this folder."
     add("--report", type=Path, metavar="DIR", help=words)
-    add(
-        "--record",
-        type=Path,
-        metavar="FILE",
-        help="Write the run record of a single system to this file.",
-    )
+    words = "Write the run record of a single system to this file."
+    add("--record", type=Path, metavar="FILE", help=words)
     words = "Compare load bandwidths in Gbit/s instead of systems."
     add("--sweep", metavar="bandwidth=10,25,…", help=words)
 
@@ -275,15 +271,16 @@ def _run(
     run = run_pool(config, choice.loads, lead_ns(config), seed)
     load_ns = system.load_ns if rate is not None and system.load_ns is not None else 0
     summary = summarize(run.timings(), rule)
+    latencies = summary.latencies()
     return summary.slo, {
         "gbit_per_s": rate,
         "load_s": load_ns / NS_PER_S,
         "requests": summary.requests,
         "failed": summary.failed,
         "violations": 1 - (summary.slo_attainment or 0),
-        "ttft_mean_s": summary.ttft.mean_s if summary.ttft else None,
-        "ttft_p99_s": summary.ttft.p99_s if summary.ttft else None,
-        "tbt_mean_s": summary.tbt.mean_s if summary.tbt else None,
+        "ttft_mean_s": latencies["ttft_mean_s"],
+        "ttft_p99_s": latencies["ttft_p99_s"],
+        "tbt_mean_s": latencies["tbt_mean_s"],
         "device_seconds": run.device_ns() / NS_PER_S,
         "stop_the_world_meets_slo": summary.slo_met * 1000 >= summary.requests * MET_PERMILLE,
     }

@@ -27,20 +27,15 @@ _CHUNK_SEEDS = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seeds", type=int, default=1000, help="Number of seeds.")
-    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="First seed.")
+    add = parser.add_argument
+    add("--seeds", type=int, default=1000, help="Number of seeds.")
+    add("--first", type=int, default=0, metavar="SEED", help="First seed.")
     words = "Run one seed, and print its world and its failure."
-    parser.add_argument("--seed", type=int, default=None, metavar="ONE", help=words)
+    add("--seed", type=int, metavar="ONE", help=words)
     words = "Count only worlds in which a second controller takes over while the first still runs."
-    parser.add_argument("--takeovers", action="store_true", help=words)
-    parser.add_argument("--jobs", type=int, default=2, help="Number of processes.")
-    parser.add_argument(
-        "--json",
-        type=Path,
-        default=None,
-        metavar="FILE",
-        help="Write the figures to this file (JSON).",
-    )
+    add("--takeovers", action="store_true", help=words)
+    add("--jobs", type=int, default=2, help="Number of processes.")
+    add("--json", type=Path, metavar="FILE", help="Write the figures to this file (JSON).")
 
 
 def run(arguments: argparse.Namespace) -> int:

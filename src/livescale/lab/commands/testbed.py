@@ -7,9 +7,7 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
-from types import FrameType
 
 from livescale.cli.serve_display import ServeDisplay
 from livescale.cli.serve_run import serve
@@ -84,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     spec = network_spec(arguments)
     # A process that is asked to end removes its testbed first.
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, hosts_demo.leave)
     with Testbed(spec) as testbed:
         words = [] if arguments.at == _OUTSIDE else testbed.inside(arguments.at)
         _print_hosts(testbed)
@@ -116,10 +114,6 @@ def _serve(arguments: argparse.Namespace) -> int:
         _print_hosts(testbed)
         layout = layout_of(testbed.topology(), config, testbed)
         return asyncio.run(serve(config, display, layout))
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 def _print_hosts(testbed: Testbed) -> None:

@@ -43,6 +43,14 @@ class RunSummary:
     slo_attainment: float | None
     goodput_per_s: float | None
 
+    def latencies(self) -> dict[str, float | None]:
+        """Means and 99th percentiles, such as `ttft_mean_s`; None where no request ended well."""
+        return {
+            f"{name}_{figure}": getattr(latency, figure, None)
+            for name, latency in (("ttft", self.ttft), ("tbt", self.tbt))
+            for figure in ("mean_s", "p99_s")
+        }
+
 
 def summarize(timings: Sequence[RequestTiming], rule: SloRule) -> RunSummary:
     """The summary of a run; `rule` is resolved against these very timings.

@@ -7,10 +7,10 @@ host copies can be there, and times count from that moment.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from livescale.config.slo import RequestTiming
 from livescale.load.traces import TraceRow
@@ -18,12 +18,14 @@ from livescale.sim.base.config import SimConfig
 from livescale.sim.base.run_notes import SimResult
 from livescale.sim.world.simulate import simulate
 from livescale.telemetry.history.reading import History, read_history
-from livescale.telemetry.record.record import read_record
+from livescale.telemetry.record.record import AnyLine, read_record
 from livescale.values.copy_strategies import AllCopies, NoCopies
 from livescale.values.types import Outcome
 from livescale.values.units import NS_PER_S
 
 Loads = Mapping[str, Sequence[TraceRow]]
+_Played = TypeVar("_Played")
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +96,18 @@ def run_with_history(
     config: SimConfig, loads: Loads, lead_ns: int, seed: int
 ) -> tuple[PoolRun, History]:
     """The same, and what its run record says; the record is not kept."""
+    return recorded(lambda file: run_pool(config, loads, lead_ns, seed, file), read_history)
+
+
+def recorded(
+    play: Callable[[IO[bytes]], _Played], read: Callable[[Iterable[AnyLine]], _Found]
+) -> tuple[_Played, _Found]:
+    """What a simulation gives that writes its run record, and what is read in the record, which is
+    not kept."""
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        run = run_pool(config, loads, lead_ns, seed, file)
+        played = play(file)
         file.flush()
-        return run, read_history(read_record(Path(file.name)))
+        return played, read(read_record(Path(file.name)))
 
 
 def lead_ns(config: SimConfig) -> int:
@@ -139,6 +149,14 @@ def _place(upstream: str) -> str:
 def _slowest_ns(amount_bytes: int, rates: Iterable[int | None]) -> int:
     slowest = min((rate for rate in rates if rate), default=None)
     return 0 if slowest is None else -(-amount_bytes * NS_PER_S // slowest)
+
+
+def token_weights(loads: Loads) -> dict[str, int]:
+    """Tokens that are asked of each model: what placements weigh models by."""
+    return {
+        model: sum(row.input_tokens + row.output_tokens for row in rows)
+        for model, rows in loads.items()
+    }
 
 
 def fit_rows(rows: Sequence[TraceRow], tokens_max: int) -> tuple[list[TraceRow], int]:

@@ -5,17 +5,19 @@ of pools that serve made models: settings, where they are, gauges. No torch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import re
 import struct
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
 
 from livescale.config.pool import PoolConfig
 from livescale.config.reading import load_config
@@ -88,6 +90,15 @@ def make_bench_model(directory: Path, shape: BenchShape, vocabulary: int, dtype:
         config.write_text(json.dumps({**fields, "dtype": "bfloat16"}, indent=2) + "\n")
 
 
+@contextlib.contextmanager
+def made_model(shape: BenchShape, vocabulary: int, dtype: str) -> Iterator[Path]:
+    """A folder with such a model, named after its shape, while the context is entered."""
+    with tempfile.TemporaryDirectory(prefix="livescale-bench-") as scratch:
+        directory = Path(scratch, f"made-{shape}")
+        make_bench_model(directory, shape, vocabulary, dtype)
+        yield directory
+
+
 def pool_document(models: Sequence[Mapping[str, object]], settings: Mapping[str, object]) -> str:
     """The configuration file of such a pool, for `serve -c`."""
     tuning = {name: value for name, value in settings.items() if name in Tuning.__struct_fields__}
@@ -102,6 +113,21 @@ def pool_config(
     file = scratch / "pool.yaml"
     file.write_text(pool_document(models, settings))
     return load_config(file, [], {}, {})
+
+
+def bare_hosts(workers: int, link_bytes_per_s: int) -> dict[str, object]:
+    """Settings of a pool in which each worker is a host of its own, so that parameters cross links
+    of this rate. No host keeps a copy: who grows has to load. Requests may wait as they like."""
+    return {
+        "port": 0,
+        "workers": workers,
+        "hosts": workers,
+        "host_memory_bytes": 0,
+        "uplink_bytes_per_s": link_bytes_per_s,
+        "downlink_bytes_per_s": link_bytes_per_s,
+        "warm_spares": "off",
+        "queue_requests_max": 100_000,
+    }
 
 
 def vocabulary_of(manifest: Manifest) -> int:
@@ -125,25 +151,20 @@ def gauge_sum(metrics: str, name: str) -> float:
     """The sum of the samples of a gauge or counter on a page of metrics. The name is that of
     samples, with all labels where one series is meant. Without samples the sum is 0: families of
     models are on no page before there is a model. Raises BenchError for a name that no page has."""
-    family, _, labels = name.partition("{")
-    rows = metrics.splitlines()
-    kinds = dict(row.split()[2:4] for row in rows if row.startswith("# TYPE "))
-    stem = family.removeprefix(PREFIX).removesuffix("_total")
-    is_elsewhere = kinds.keys() & {PREFIX + stem, f"{PREFIX}{stem}_total"}
-    if family in kinds:
-        is_known = kinds[family] in ("gauge", "counter")
-    else:
-        is_known = family.startswith(PREFIX) and stem in HELP and not is_elsewhere
-    if not is_known:
-        raise BenchError(f"{family} is not a gauge or counter of a pool (docs/metrics.md)")
-    samples = [row for row in rows if row.startswith((f"{family} ", f"{family}{{"))]
-    if labels and samples and not any(_labels(row) == _labels(name) for row in samples):
-        raise BenchError(f"{family} has the labels {_labels(samples[0])}, not those of {name}")
-    return sum(float(row.rsplit(" ", 1)[1]) for row in samples if row.startswith(name))
-
-
-def _labels(series: str) -> list[str]:
-    return re.findall(r'(\w+)="', series)
+    ((wanted,),) = (family.samples for family in text_string_to_metric_families(f"{name} 0"))
+    stem = wanted.name.removesuffix("_total")
+    families = {family.name: family for family in text_string_to_metric_families(metrics)}
+    family = families.get(stem)
+    if family is None and stem.startswith(PREFIX) and stem.removeprefix(PREFIX) in HELP:
+        return 0.0
+    names = {"gauge": stem, "counter": f"{stem}_total"}
+    if family is None or names.get(family.type) != wanted.name:
+        raise BenchError(f"{wanted.name} is not a gauge or counter of a pool (docs/metrics.md)")
+    samples = [sample for sample in family.samples if sample.name == wanted.name]
+    labels = list(samples[0].labels) if samples else []
+    if wanted.labels and samples and list(wanted.labels) != labels:
+        raise BenchError(f"{wanted.name} has the labels {labels}, not those of {name}")
+    return sum(s.value for s in samples if s.labels.items() >= wanted.labels.items())
 
 
 async def gauge_comes_to(

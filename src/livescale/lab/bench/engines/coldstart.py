@@ -8,7 +8,6 @@ warm. vLLM, where there is one, starts beside them with its compile cache filled
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import msgspec
 
 from livescale.engine.files.model_files import model_spec, read_manifest
 from livescale.lab.bench.base.line_process import LineProcess, bench_process
-from livescale.lab.bench.base.made_models import BenchShape, make_bench_model
+from livescale.lab.bench.base.made_models import BenchShape, made_model
 from livescale.lab.bench.engines.engines import vllm_process
 
 COLD_PHASES = ("process", "imports", "context", "kernels", "connections", "bytes", "first_token")
@@ -89,9 +88,7 @@ class ColdStartReport:
 
 def run_coldstart(options: ColdStartOptions, say: Callable[[str], None]) -> ColdStartReport:
     """Measure all starts, one after the other. Raises BenchError."""
-    with tempfile.TemporaryDirectory(prefix="livescale-bench-") as scratch:
-        directory = Path(scratch) / _MODEL
-        make_bench_model(directory, options.shape, options.vocabulary, options.dtype)
+    with made_model(options.shape, options.vocabulary, options.dtype) as directory:
         starts = _Starts(options, directory)
         cold, warm = [], []
         with starts.source() as source:

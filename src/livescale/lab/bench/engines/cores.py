@@ -8,24 +8,24 @@ of each number the fastest Run counts, for other programs only add. The regressi
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from livescale.cli.loads import writing
 from livescale.config.cores import write_cores
 from livescale.control.stages.compensation import fit_cores
 from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.base.line_process import LineProcess, bench_process
-from livescale.lab.bench.base.made_models import BenchShape, make_bench_model
+from livescale.lab.bench.base.made_models import BenchShape, made_model
+from livescale.lab.bench.engines.profile import BLOCK_TOKENS, runs_job
 from livescale.report.run.terminal import table
 from livescale.runtime.children.pool_process import SLEEPING_THREADS
 from livescale.values.scaling_policies import CoresModel
 
 _START_S = 600.0
 _RUN_S = 600.0
-_BLOCK_TOKENS = 16
 _SHAPE = BenchShape(512, 8)
 _PAPER_PERCENT = -33
 """What the median latency changes by from two cores to four, on the authors' machine."""
@@ -112,38 +112,24 @@ def run_cores(options: CoresOptions, say: Callable[[str], None]) -> CoresReport:
     most = min(options.cores_max or there, there)
     if most < 2:
         raise BenchError(f"a profile needs two cores at least, and there are {most}")
-    with tempfile.TemporaryDirectory(prefix="livescale-cores-") as parent:
-        directory = Path(parent, f"made-{options.shape}")
-        make_bench_model(directory, options.shape, options.vocabulary, options.dtype)
-        with bench_process(
+    with (
+        made_model(options.shape, options.vocabulary, options.dtype) as directory,
+        bench_process(
             "livescale", "peers.engines.iteration_times", threads=1, environ=SLEEPING_THREADS
-        ) as process:
-            process.send(_job(options, directory))
-            process.receive(_START_S)
-            say(f"{options.shape} with 1 to {most} cores, {options.rounds} rounds …")
-            times_ns = _measure(process, options, most)
+        ) as process,
+    ):
+        process.ask(runs_job(directory, -(-options.prompt_tokens // BLOCK_TOKENS)), _START_S)
+        say(f"{options.shape} with 1 to {most} cores, {options.rounds} rounds …")
+        times_ns = _measure(process, options, most)
     points = [(cores, min(times)) for cores, times in times_ns.items()]
     model = fit_cores(points)
     if options.out is not None:
-        try:
+        with writing(options.out):
             write_cores(options.out, model)
-        except OSError as error:
-            raise BenchError(f"{options.out}: cannot be written: {error.strerror}") from error
     return CoresReport(options, times_ns, model)
 
 
 # -- helpers --------------------------------------------------------------------------------------
-
-
-def _job(options: CoresOptions, directory: Path) -> dict[str, object]:
-    return {
-        "directory": str(directory),
-        "model": directory.name,
-        "device": "cpu",
-        "threads": 1,
-        "block_tokens": _BLOCK_TOKENS,
-        "kv_blocks": -(-options.prompt_tokens // _BLOCK_TOKENS),
-    }
 
 
 def _measure(process: LineProcess, options: CoresOptions, most: int) -> dict[int, list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 
@@ -17,6 +17,11 @@ _BUSY_OTHERS = 0.05
 # A token in bf16 may differ from fp32's; more than rounding explains is a wrong engine: twice the
 # 0.1 standard deviations within which 99 % of the logits must stay.
 _SHORTFALL_P99_STDS_MAX = 0.2
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Of a figure that was taken several times, as JSON."""
+    return {"median": median(values), "min": min(values), "max": max(values)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +79,7 @@ class EngineRow:
             "hidden": self.hidden,
             "layers": self.layers,
             "concurrency": self.in_flight,
-            "tokens_per_s": {
-                "median": self.rate,
-                "min": min(self.tokens_per_s),
-                "max": max(self.tokens_per_s),
-            },
+            "tokens_per_s": spread(self.tokens_per_s),
             "settings": self.settings,
             "token_check": {k: v for k, v in asdict(self.token_check).items() if v is not None},
             "cores_used": median(self.cores_used),

@@ -22,7 +22,7 @@ from livescale.common.interpreter import SAFE_PATH
 from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.base.line_process import LineProcess, bench_process, thread_environment
 from livescale.lab.bench.base.machine import CpuShares
-from livescale.lab.bench.base.made_models import BenchShape, make_bench_model
+from livescale.lab.bench.base.made_models import BenchShape, made_model
 from livescale.lab.bench.engines.engine_report import OURS, EngineReport, EngineRow, TokenCheck
 
 PEERS = Path(__file__).parents[1] / "peers" / "engines"
@@ -63,9 +63,7 @@ def run_engines(options: EngineBenchOptions, say: Callable[[str], None]) -> Engi
     rows: list[EngineRow] = []
     for shape in options.shapes:
         for dtype in options.dtypes:
-            with tempfile.TemporaryDirectory(prefix="livescale-bench-") as scratch:
-                directory = Path(scratch) / "model"
-                make_bench_model(directory, shape, options.vocabulary, dtype)
+            with made_model(shape, options.vocabulary, dtype) as directory:
                 rows += _Contest(options, shape, dtype, directory, say).play()
     return EngineReport(
         tuple(rows),
@@ -201,10 +199,13 @@ class _Contest:
         """Fresh in every round, so that no prefix cache can help; the same for all engines."""
         options = self.options
         rng = random.Random(f"{options.seed} {repetition} {in_flight}")
-        return [
-            [rng.randrange(2, options.vocabulary) for _ in range(options.prompt_tokens)]
-            for _ in range(_REQUESTS_PER_STREAM * in_flight)
-        ]
+        count = _REQUESTS_PER_STREAM * in_flight
+        return random_prompts(rng, count, options.prompt_tokens, options.vocabulary)
+
+
+def random_prompts(rng: random.Random, count: int, tokens: int, vocabulary: int) -> list[list[int]]:
+    """So many, each of so many ids."""
+    return [[rng.randrange(2, vocabulary) for _ in range(tokens)] for _ in range(count)]
 
 
 # -- how each engine is started -------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from livescale.engine.files.layout import plan_checkpoint
 from livescale.engine.files.model_config import parse_config
 from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.base.line_process import LineProcess
-from livescale.lab.bench.base.made_models import BenchShape, make_bench_model
+from livescale.lab.bench.base.made_models import BenchShape, made_model
 from livescale.lab.bench.engines.engine_report import OURS
 from livescale.lab.bench.engines.engines import PEERS, PEERS_PATH, has_package
 
@@ -181,9 +180,7 @@ def _directory(options: LoadBenchOptions) -> Iterator[Path]:
     if options.directory is not None:
         yield options.directory
         return
-    with tempfile.TemporaryDirectory(prefix="livescale-bench-") as scratch:
-        directory = Path(scratch) / "model"
-        make_bench_model(directory, shape_of_size(options.size_bytes), _VOCABULARY, "bfloat16")
+    with made_model(shape_of_size(options.size_bytes), _VOCABULARY, "bfloat16") as directory:
         yield directory
 
 

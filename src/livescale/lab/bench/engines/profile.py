@@ -9,7 +9,6 @@ its error is reported.
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -19,12 +18,13 @@ from statistics import fmean
 
 import msgspec
 
+from livescale.cli.loads import writing
 from livescale.clusters.profiles import read_profile, write_profile
 from livescale.engine.files.model_config import parse_config
 from livescale.engine.files.model_files import read_manifest
 from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.base.line_process import LineProcess, bench_process
-from livescale.lab.bench.base.made_models import BenchShape, make_bench_model
+from livescale.lab.bench.base.made_models import BenchShape, made_model
 from livescale.lab.bench.engines.profile_points import (
     ProfiledModel,
     ProfileLimits,
@@ -35,7 +35,7 @@ from livescale.latency.table import TableLatency
 
 _START_S = 600.0
 _RUN_S = 600.0
-_BLOCK_TOKENS = 16
+BLOCK_TOKENS = 16
 _SHAPE, _LIMITS = BenchShape(512, 8), ProfileLimits(1024, 32, 2048)
 _KINDS = ("prefill", "decode", "mixed")
 
@@ -133,9 +133,8 @@ def run_profile(options: ProfileOptions, say: Callable[[str], None]) -> ProfileR
     with ExitStack() as stack:
         directory = options.model
         if directory is None:
-            parent = stack.enter_context(tempfile.TemporaryDirectory(prefix="livescale-profile-"))
-            directory = Path(parent, f"made-{options.shape}")
-            make_bench_model(directory, options.shape, options.vocabulary, options.dtype)
+            made = made_model(options.shape, options.vocabulary, options.dtype)
+            directory = stack.enter_context(made)
         sizes = parse_config(
             read_manifest(directory, directory.name).config_json, f"config of {directory.name}"
         )
@@ -161,10 +160,8 @@ def run_profile(options: ProfileOptions, say: Callable[[str], None]) -> ProfileR
     profile = operations(times_ns, options.limits, model)
     if not profile.attention or len(profile.linear) < 2 or not any(r in times_ns for r in held):
         raise BenchError(f"--seconds {options.seconds:g}: too few Runs ended in that time")
-    try:
+    with writing(options.out):
         write_profile(options.out, profile)
-    except OSError as error:
-        raise BenchError(f"{options.out}: cannot be written: {error.strerror}") from error
     table = TableLatency.measured(read_profile(options.out))
     judged = (ProfiledRun(r, times_ns[r], table.run_ns(r.work)) for r in held if r in times_ns)
     return ProfileReport(
@@ -184,15 +181,21 @@ def run_profile(options: ProfileOptions, say: Callable[[str], None]) -> ProfileR
 def _job(options: ProfileOptions, directory: Path, runs: Iterable[TimedRun]) -> dict[str, object]:
     """Room in the KV cache for the largest Run, of which every request may fill a block badly."""
     blocks = (
-        -(-run.context_tokens // _BLOCK_TOKENS) + run.decodes + len(run.prefills) for run in runs
+        -(-run.context_tokens // BLOCK_TOKENS) + run.decodes + len(run.prefills) for run in runs
     )
+    own = {"device": options.device, "threads": options.threads}
+    return runs_job(directory, max(blocks)) | own
+
+
+def runs_job(directory: Path, kv_blocks: int) -> dict[str, object]:
+    """Of `peers/engines/iteration_times.py`, with one thread of a CPU."""
     return {
         "directory": str(directory),
         "model": directory.name,
-        "device": options.device,
-        "threads": options.threads,
-        "block_tokens": _BLOCK_TOKENS,
-        "kv_blocks": max(blocks),
+        "device": "cpu",
+        "threads": 1,
+        "block_tokens": BLOCK_TOKENS,
+        "kv_blocks": kv_blocks,
     }
 
 

@@ -10,6 +10,7 @@ from statistics import median
 from livescale.common.interpreter import module_words
 from livescale.lab.bench.base.line_process import LineProcess, thread_environment
 from livescale.lab.bench.base.made_models import make_bench_model
+from livescale.lab.bench.engines.engine_report import spread
 from livescale.lab.bench.engines.vllm_options import (
     LOADED_SHAPE,
     LOADED_VOCABULARY,
@@ -48,11 +49,7 @@ class BindingFigures:
             {
                 "model_bytes": model.model_bytes,
                 "copies_nothing": model.copies_nothing,
-                "bind_ms": {
-                    "median": model.bind_ms,
-                    "min": min(model.took_ns) / 1e6,
-                    "max": max(model.took_ns) / 1e6,
-                },
+                "bind_ms": spread([ns / 1e6 for ns in model.took_ns]),
             }
             for model in self.models
         ]

@@ -16,6 +16,7 @@ import httpx
 
 from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.base.made_models import gauge_comes_to, make_bench_model, pool_config
+from livescale.lab.bench.engines.engine_report import spread
 from livescale.lab.bench.engines.load_bench import shape_of_size
 from livescale.lab.bench.engines.vllm_options import (
     LOADED_SHAPE,
@@ -65,11 +66,7 @@ class PoolLoads:
             "loads": len(self.loads),
             "order_to_first_byte_s": median(load.first_byte_ns for load in self.loads) / 1e9,
             "order_to_loaded_s": median(load.loaded_ns for load in self.loads) / 1e9,
-            "order_to_first_token_s": {
-                "median": self.first_token_s,
-                "min": min(times),
-                "max": max(times),
-            },
+            "order_to_first_token_s": spread(times),
         }
         if self.link_s is not None:
             found |= {"link_s": self.link_s, "beyond_link_s": self.first_token_s - self.link_s}

@@ -7,7 +7,6 @@ in turns, in one process.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from statistics import median
 
 from livescale.common.interpreter import module_words
 from livescale.lab.bench.base.line_process import LineProcess, thread_environment
-from livescale.lab.bench.base.made_models import BenchShape, make_bench_model
+from livescale.lab.bench.base.made_models import BenchShape, made_model
 from livescale.lab.bench.engines.vllm_options import VllmBenchOptions
 from livescale.vllm_engine.environment import DEFAULTS, FIXED
 
@@ -84,18 +83,11 @@ def measure_overlap(python: Path, options: OverlapOptions) -> OverlapFigures:
     """With the vLLM of this interpreter, which has this livescale, too. Raises BenchError."""
     words = module_words("livescale.lab.bench.engines.vllm_overlap_worker", python=str(python))
     environ = {**thread_environment(options.threads), **DEFAULTS, **FIXED}
-    with tempfile.TemporaryDirectory() as scratch:
-        directory = Path(scratch) / "bench"
-        make_bench_model(directory, options.shape, options.vocabulary, "float32")
-        with LineProcess("vLLM", words, environ) as process:
-            asked = {
-                "directory": str(directory),
-                "prompt_tokens": options.prompt_tokens,
-                "load_per_prefill": options.load_per_prefill,
-                "repetitions": options.repetitions,
-                "binds_views": options.binds_views,
-            }
-            answer = process.ask(asked, _ANSWER_S)
+    with (
+        made_model(options.shape, options.vocabulary, "float32") as directory,
+        LineProcess("vLLM", words, environ) as process,
+    ):
+        answer = process.ask({**asdict(options), "directory": str(directory)}, _ANSWER_S)
     during, after = answer["during"], answer["after"]
     pairs = list(zip(during, after, strict=True))
     return OverlapFigures(

@@ -21,6 +21,8 @@ from livescale.config.slo import percentile
 from livescale.lab.bench.base.line_process import LineProcess, bench_process
 from livescale.lab.bench.base.machine import CpuShares
 from livescale.lab.bench.base.made_models import make_bench_model, pool_config
+from livescale.lab.bench.engines.engine_report import spread
+from livescale.lab.bench.engines.engines import random_prompts
 from livescale.lab.bench.engines.vllm_options import BLOCK_TOKENS, VllmBenchOptions, vllm_settings
 from livescale.lab.bench.engines.vllm_plain import PlainServer
 from livescale.report.run.terminal import table
@@ -77,11 +79,7 @@ class ServingRow:
         return {
             "server": self.server,
             "concurrency": self.in_flight,
-            "tokens_per_s": {
-                "median": self.rate,
-                "min": min(self.tokens_per_s),
-                "max": max(self.tokens_per_s),
-            },
+            "tokens_per_s": spread(self.tokens_per_s),
             "tokens_per_cpu_s": median(self.tokens_per_cpu_s),
             "cores_used": median(self.cores_used),
             "others_cpu_max": max(self.others_cpu),
@@ -298,10 +296,7 @@ class _Rounds:
         options = self._options
         rng = random.Random(f"{options.seed} {repetition} {in_flight}")
         count = _ALONE_REQUESTS if in_flight == 1 else _REQUESTS_PER_STREAM * in_flight
-        return [
-            [rng.randrange(2, options.vocabulary) for _ in range(options.prompt_tokens)]
-            for _ in range(count)
-        ]
+        return random_prompts(rng, count, options.prompt_tokens, options.vocabulary)
 
 
 def _differ(own: Sequence[int], right: Sequence[int]) -> int:

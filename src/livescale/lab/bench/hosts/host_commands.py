@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +63,21 @@ class HostCommand:
         """The last line of its log."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "nothing"
+
+
+@contextlib.contextmanager
+def ended_with(commands: Mapping[str, HostCommand], head: str, patience_s: float) -> Iterator[None]:
+    """The head's Ctrl-C ends all commands; after an error all end at once."""
+    try:
+        yield
+    except BaseException:
+        for command in commands.values():
+            command.process.kill()
+        raise
+    else:
+        commands[head].interrupt()
+    finally:
+        end_commands(list(commands.values()), patience_s)
 
 
 def end_commands(commands: Sequence[HostCommand], patience_s: float) -> None:

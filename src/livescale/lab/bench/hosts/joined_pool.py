@@ -8,13 +8,13 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import psutil
 
 from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.base.machine import own_cpu_s
-from livescale.lab.bench.hosts.host_commands import HostCommand, end_commands
+from livescale.lab.bench.hosts.host_commands import HostCommand, ended_with
 
 HEAD = "head"
 _LOOK_S = 0.2
@@ -32,6 +32,7 @@ class JoinedPool:
     def __init__(self, folder: Path) -> None:
         """Logs and the token lie in the folder."""
         self.commands: dict[str, HostCommand] = {}
+        self._ending = ended_with(self.commands, HEAD, _END_S)
         self._folder = folder
         self._token = folder / "pool.token"
         self._address = ""
@@ -83,21 +84,11 @@ class JoinedPool:
         return found
 
     def __enter__(self) -> JoinedPool:
+        self._ending.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        commands = list(self.commands.values())
-        if kind is None:
-            self.commands[HEAD].interrupt()
-        else:
-            for command in commands:
-                command.process.kill()
-        end_commands(commands, _END_S)
+    def __exit__(self, *error: Any) -> None:
+        self._ending.__exit__(*error)
 
     # -- helpers --------------------------------------------------------------------------------
 

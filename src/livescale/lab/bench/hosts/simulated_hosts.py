@@ -7,26 +7,24 @@ starts.
 
 from __future__ import annotations
 
-import tempfile
-import time
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from statistics import median
 
 import msgspec
 
 from livescale.clusters.files import find_cluster, read_topology
-from livescale.control.controller import Controller
 from livescale.lab.bench.base.errors import BenchError
+from livescale.lab.bench.pools.controller_steps import replayed_ns
 from livescale.messages.events import WorkerJoined
 from livescale.sim.base.config import HostStay, SimConfig
 from livescale.sim.base.run_notes import SimResult
 from livescale.sim.pools.configs import build_config, first_hosts
 from livescale.sim.pools.limits import PooledModel
+from livescale.sim.pools.runs import recorded
 from livescale.sim.pools.systems import find_system
 from livescale.sim.world.simulate import simulate
-from livescale.telemetry.record.record import AnyLine, RunLine, StepLine, read_record
+from livescale.telemetry.record.record import StepLine
 from livescale.values.units import NS_PER_S
 
 _CLUSTER, _PRESET = "leaf-spine-1024", "llama-3-8b"
@@ -74,10 +72,7 @@ def join_simulated(hosts: int) -> SimulatedJoins:
     for each of them. Raises BenchError."""
     config = _config(hosts)
     model = config.controller.models[0].spec.name
-    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        result = simulate({model: []}, config, 0, file)
-        file.flush()
-        lines = list(read_record(Path(file.name)))
+    result, lines = recorded(partial(simulate, {model: []}, config, 0), list)
     joined_ns = [
         line.now_ns
         for line in lines
@@ -92,7 +87,7 @@ def join_simulated(hosts: int) -> SimulatedJoins:
         workers=config.workers,
         joined_ns=max(joined_ns) - _FROM_NS,
         serving_ns=_serving_ns(result, hosts) - _FROM_NS,
-        step_ns=tuple(_step_ns(lines)),
+        step_ns=tuple(replayed_ns(config, lines)),
     )
 
 
@@ -115,18 +110,3 @@ def _serving_ns(result: SimResult, instances: int) -> int:
         if count.serving >= instances:
             return count.now_ns
     raise BenchError(f"there were never {instances} simulated instances")
-
-
-def _step_ns(lines: Iterable[AnyLine]) -> list[int]:
-    """What a fresh controller needs for each step of the record."""
-    took_ns: list[int] = []
-    controller: Controller | None = None
-    for line in lines:
-        if isinstance(line, RunLine):
-            controller = Controller(line.config)
-        elif isinstance(line, StepLine):
-            assert controller is not None, "the record has a step before its first run line"
-            began_ns = time.perf_counter_ns()
-            controller.step(line.now_ns, line.events)
-            took_ns.append(time.perf_counter_ns() - began_ns)
-    return took_ns

@@ -11,7 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import sqrt
 from pathlib import Path
 from statistics import median, quantiles
@@ -207,15 +207,11 @@ class _LoadedPool:
         """A round begins."""
         options, address = self._options, urlsplit(self._url)
         job: dict[str, Any] = {
+            **asdict(options),
             "host": address.hostname,
             "port": address.port,
             "model": _MODEL,
             "vocabulary": PRESETS[PRESET].vocab_size,
-            "streams": options.streams,
-            "requests": options.requests,
-            "prompt_tokens": options.prompt_tokens,
-            "output_tokens": options.output_tokens,
-            "ramp_s": options.ramp_s,
             "seed": seed,
             "patience_s": _WAIT_S,
         }

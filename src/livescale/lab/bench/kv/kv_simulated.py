@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
+from functools import partial
 
 import msgspec
 
@@ -13,8 +12,9 @@ from livescale.lab.bench.kv.kv_scene import RUN_TOKENS_MAX, RUN_US, WORKERS, KvS
 from livescale.latency.work import LinearLatency
 from livescale.load.traces import TraceRow
 from livescale.sim.base.config import SERVING_FIRST, ModelChange, SimConfig
+from livescale.sim.pools.runs import recorded
 from livescale.sim.world.simulate import simulate
-from livescale.telemetry.record.record import AnyLine, read_record
+from livescale.telemetry.record.record import AnyLine
 from livescale.values.scaling_policies import ModelPolicy, RoleLimits
 from livescale.values.types import Role
 from livescale.values.units import NS_PER_US
@@ -41,10 +41,7 @@ def play_simulated(
     config = _config(scene, avoids_serving, link_sharing)
     live = msgspec.structs.replace(config.live, kv_ahead=kv_ahead)
     config = msgspec.structs.replace(config, live=live)
-    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        simulate(rows, config, _SEED, file)
-        file.flush()
-        return list(read_record(Path(file.name)))
+    return recorded(partial(simulate, rows, config, _SEED), list)[1]
 
 
 # -- helpers, in the order used -------------------------------------------------------------------

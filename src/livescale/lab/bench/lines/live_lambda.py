@@ -7,15 +7,14 @@ prompts are queued, and six more are loaded at once. Each play is played in virt
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from operator import attrgetter
 from statistics import fmean, median
 
 from livescale.config.slo import percentile
 from livescale.lab.bench.lines.team_figures import TeamPlay
-from livescale.lab.bench.lines.team_play import BothPlays, PlayedScene, made_model, play_both
+from livescale.lab.bench.lines.team_play import BothPlays, PlayedScene, play_ways
 from livescale.lab.bench.lines.team_scene import NO_TEAMS, TeamScene, TeamWay
 from livescale.report.run.terminal import table
 from livescale.values.units import NS_PER_S
@@ -32,6 +31,7 @@ WAYS = {
 
 Say = Callable[[str], None]
 _World = Callable[[BothPlays], TeamPlay]
+_real, _simulated = attrgetter("real"), attrgetter("simulated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,26 +109,12 @@ _SHOWN = {
 
 def run_lambda(options: LambdaOptions, say: Say) -> LambdaReport:
     """Play everything. Raises BenchError."""
-    with tempfile.TemporaryDirectory(prefix="livescale-lambda-") as name:
-        scratch = Path(name)
-        directory, size_bytes = made_model(scratch)
-        scene = TeamScene(size_bytes, options.load_s, options.run_ms)
-        plays: dict[str, list[BothPlays]] = {way: [] for way in WAYS}
-        for number in range(options.plays):
-            for way, settings in WAYS.items():
-                record = scratch / f"{way}.jsonl"
-                play = play_both(scene, settings, directory, record, needs_queue=False)
-                plays[way].append(play)
-                say(f"  {way}, {number + 1} of {options.plays}: {play.real.load_s:.2f} s of load")
-        return LambdaReport(scene, plays)
-
-
-# -- helpers --------------------------------------------------------------------------------------
-
-
-def _real(play: BothPlays) -> TeamPlay:
-    return play.real
-
-
-def _simulated(play: BothPlays) -> TeamPlay:
-    return play.simulated
+    return LambdaReport(
+        *play_ways(
+            WAYS,
+            options.plays,
+            lambda size_bytes: TeamScene(size_bytes, options.load_s, options.run_ms),
+            say,
+            needs_queue=False,
+        )
+    )

@@ -7,23 +7,20 @@ pass: every prompt fills a Run and has one token to answer. A burst comes, open 
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
-import msgspec
+from dataclasses import asdict, dataclass
+from functools import partial
 
 from livescale.batching.live.live_batch import LiveLimits
 from livescale.clusters.topology import Device
 from livescale.control.state.config import ControllerConfig
 from livescale.engine.files.make import Preset
+from livescale.lab.bench.base.made_models import bare_hosts
 from livescale.latency.work import LinearLatency
 from livescale.load.traces import TraceRow
 from livescale.sim.base.config import SimConfig
-from livescale.sim.pools.runs import lead_ns
-from livescale.sim.world.simulate import simulate
-from livescale.telemetry.record.record import AnyLine, read_record
+from livescale.sim.pools.runs import lead_ns, recorded, run_pool
+from livescale.telemetry.record.record import AnyLine
 from livescale.values.stages import stage_name
 from livescale.values.types import LayerSpan
 from livescale.values.units import NS_PER_MS, NS_PER_US
@@ -109,20 +106,14 @@ class StageScene:
         return rows
 
     def settings(self, policy: str, model_bytes: int) -> dict[str, object]:
-        """Of a real pool. Each worker is a host of its own, so that parameters cross links. Nothing
-        is loaded ahead or kept, and no host keeps a copy: who grows has to load."""
+        """Of a real pool. Nothing is loaded ahead or kept."""
         link = model_bytes * _LAYERS // sum(self.layers) * 1000 // (_LOAD_SERVICES * self.run_ms)
         return {
-            "port": 0,
-            "workers": self.workers,
-            "hosts": self.workers,
+            **bare_hosts(self.workers, link),
             "device": "timed",
             "timed_run_us": 0,
             "timed_token_us": self.token_us,
             "arena_bytes": model_bytes,
-            "host_memory_bytes": 0,
-            "uplink_bytes_per_s": link,
-            "downlink_bytes_per_s": link,
             "block_tokens": BLOCK_TOKENS,
             "run_tokens_max": _PROMPT_TOKENS,
             "sequences_max": _PROMPT_TOKENS,
@@ -130,20 +121,16 @@ class StageScene:
             "stage_period_ms": _PERIOD_SERVICES * self.run_ms,
             "scale_down_timeout_ms": _TIMEOUT_SERVICES * self.run_ms,
             "ttft_aim_ms": self.slo_ns // NS_PER_MS,
-            "warm_spares": "off",
             "spares_ahead": "none",
-            "queue_requests_max": 100_000,
             "queue_timeout_s": 600,
         }
 
     def facts(self) -> dict[str, object]:
         """As JSON."""
         return {
-            "stages": self.stages,
+            **asdict(self),
             "slow_stage": self.slow_stage,
             "decoder_layers": list(self.layers),
-            "run_ms": self.run_ms,
-            "requests": self.requests,
             "slo_s": self.slo_ns / 1e9,
             "workers": self.workers,
         }
@@ -172,9 +159,4 @@ def play_simulated(
         run_tokens_max=_PROMPT_TOKENS,
         live=live,
     )
-    began_ns = lead_ns(config)
-    shifted = [msgspec.structs.replace(row, arrival_ns=began_ns + row.arrival_ns) for row in rows]
-    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        simulate({MODEL: shifted}, config, _SIM_SEED, file)
-        file.flush()
-        return list(read_record(Path(file.name)))
+    return recorded(partial(run_pool, config, {MODEL: rows}, lead_ns(config), _SIM_SEED), list)[1]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from livescale.engine.files.make import make_model
@@ -100,6 +101,7 @@ class StagesReport:
         return {policy: together(map(of, plays)) for policy, plays in self.plays.items()}
 
 
+_real, _simulated = attrgetter("real"), attrgetter("simulated")
 RATIO, GOODPUT = "goodput_per_device_ratio_to_uniform", "good_per_device_s"
 _FIGURES: dict[str, Callable[[StageRun], float]] = {
     GOODPUT: lambda run: run.good_per_device_s,
@@ -136,14 +138,6 @@ def run_stages(options: StagesOptions, say: Say) -> StagesReport:
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
-
-
-def _real(play: BothRuns) -> StageRun:
-    return play.real
-
-
-def _simulated(play: BothRuns) -> StageRun:
-    return play.simulated
 
 
 def _ratio(runs: dict[str, StageRun]) -> float:

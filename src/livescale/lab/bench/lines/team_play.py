@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import time
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import httpx
-
 from livescale.engine.files.make import make_model
-from livescale.lab.bench.base.errors import BenchError
-from livescale.lab.bench.base.machine import CpuShares
-from livescale.lab.bench.base.made_models import pool_config, vocabulary_of
+from livescale.lab.bench.base.made_models import pool_config
+from livescale.lab.bench.base.pool_play import (
+    Act,
+    Acts,
+    asking_for,
+    play_pool,
+    told_controller,
+    until_status,
+)
 from livescale.lab.bench.base.token_checks import wrong_timed_tokens
 from livescale.lab.bench.lines.team_figures import TeamPlay, asked_for, read_play
 from livescale.lab.bench.lines.team_scene import (
@@ -27,18 +31,11 @@ from livescale.lab.bench.lines.team_scene import (
     TeamWay,
     play_simulated,
 )
-from livescale.lab.client import replayer
 from livescale.runtime.models.catalog import live_limits
 from livescale.runtime.supervisor.supervisor import Pool
 from livescale.telemetry.history.reading import read_history
-from livescale.telemetry.record.record import RunLine, read_record, write_record
+from livescale.telemetry.record.record import read_record, write_record
 from livescale.values.types import InstanceState
-from livescale.values.units import NS_PER_S
-
-_MODEL_PATH = f"/admin/models/{MODEL}"
-_PATIENCE_S, _POLL_S = 300.0, 0.1
-_DRAIN_NS = 300_000_000_000
-_SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +85,31 @@ class PlayedScene:
         }
 
 
-def made_model(scratch: Path) -> tuple[Path, int]:
-    """A directory with the scene's model, and how many bytes it has."""
-    directory = scratch / MODEL
-    make_model(directory, SHAPE)
-    return directory, sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+def play_ways(
+    ways: Mapping[str, TeamWay],
+    count: int,
+    scene_of: Callable[[int], TeamScene],
+    say: Callable[[str], None],
+    *,
+    folder: Path | None = None,
+    needs_queue: bool = True,
+) -> tuple[TeamScene, dict[str, list[BothPlays]]]:
+    """Each way so often, in turns, of the scene for a model of so many bytes. The pools' run
+    records come to `folder`, if there is one. Raises BenchError."""
+    plays: dict[str, list[BothPlays]] = {name: [] for name in ways}
+    with tempfile.TemporaryDirectory(prefix="livescale-teams-") as scratch:
+        directory = Path(scratch, MODEL)
+        make_model(directory, SHAPE)
+        scene = scene_of(sum(file.stat().st_size for file in directory.glob("*.safetensors")))
+        folder = folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(1, count + 1):
+            for name, way in ways.items():
+                record = folder / f"{name}-{number}.jsonl"
+                play = play_both(scene, way, directory, record, needs_queue=needs_queue)
+                plays[name].append(play)
+                say(f"  {name}, {number} of {count}: {play.real.load_s:.2f} s of load")
+    return scene, plays
 
 
 def play_both(
@@ -100,83 +117,35 @@ def play_both(
 ) -> BothPlays:
     """In a pool of its own, whose run record is written, then in the simulator. With `needs_queue`
     it is an error when no prompt waits at some time of the load. Raises BenchError."""
-    return asyncio.run(_play(scene, way, directory, record, needs_queue))
-
-
-# -- helpers, in the order used -------------------------------------------------------------------
-
-
-async def _play(
-    scene: TeamScene, way: TeamWay, directory: Path, record: Path, needs_queue: bool
-) -> BothPlays:
     # A run of its own, also in the folder of an earlier one.
     write_record(record, [])
     limits = {"min_replicas": SOURCES, "max_replicas": SOURCES}
     settings = {**scene.settings(way), "record": str(record)}
     pool = Pool(pool_config(directory.parent, [{"path": str(directory), **limits}], settings))
-    manifest = pool.models[0].manifest
-    async with pool:
-        await pool.ready()
-        await pool.or_failure(_serving(pool, SOURCES))
-        shares = CpuShares([os.getpid()])
-        results, _ = await pool.or_failure(
-            asyncio.gather(_replay(pool, scene), _ask_for_more(pool, scene))
-        )
-        others = shares.others()
-        await pool.or_failure(_serving(pool, WORKERS))
+    more = asking_for(MODEL, WORKERS, scene.ordered_ns)
+    acts = Acts(_serving(SOURCES), more, _serving(WORKERS))
+    played = asyncio.run(play_pool(pool, MODEL, scene.rows(), acts))
     lines = list(read_record(record))
-    controller = next(line.config for line in lines if isinstance(line, RunLine))
     simulated = play_simulated(
         scene,
-        controller,
-        [seat.device for _, seat in pool.layout.seats],
+        told_controller(lines),
+        played.devices,
         read_history(lines).measured[0].kv_blocks,
         asked_for(lines),
         live_limits(pool.config),
     )
-    outputs = [(result.prompt_ids, result.token_ids) for result in results]
-    missing = sum(result.output_tokens - len(result.token_ids) for result in results)
     return BothPlays(
         real=read_play(lines, needs_queue=needs_queue),
         simulated=read_play(simulated, needs_queue=needs_queue),
-        wrong_tokens=missing + sum(wrong_timed_tokens(manifest, outputs)),
-        tokens=sum(len(result.token_ids) for result in results),
-        others_share=others,
+        wrong_tokens=played.wrong_tokens(partial(wrong_timed_tokens, pool.models[0].manifest)),
+        tokens=played.tokens,
+        others_share=played.others_share,
     )
 
 
-async def _serving(pool: Pool, count: int) -> None:
-    """Wait until so many instances have everything. Raises BenchError."""
-    deadline_s = time.monotonic() + _PATIENCE_S
-    async with _client(pool) as client:
-        while time.monotonic() < deadline_s:
-            model = (await client.get(_MODEL_PATH)).json()
-            if model["instances"].get(InstanceState.SERVING.value, 0) == count:
-                return
-            await asyncio.sleep(_POLL_S)
-    raise BenchError(f"{count} instances did not serve within {_PATIENCE_S:.0f} s")
-
-
-async def _replay(pool: Pool, scene: TeamScene) -> Sequence[replayer.ReplayResult]:
-    model = pool.models[0]
-    return await replayer.replay(
-        pool.base_url,
-        model.spec.name,
-        scene.rows(),
-        prompt_ids_for=replayer.prompts_from_seed(vocabulary_of(model.manifest), _SEED),
-        drain_ns_max=_DRAIN_NS,
+def _serving(count: int) -> Act:
+    """Waits until so many instances have everything."""
+    state = InstanceState.SERVING.value
+    return until_status(
+        MODEL, lambda status: status["instances"].get(state, 0) == count, f"{count} instances"
     )
-
-
-async def _ask_for_more(pool: Pool, scene: TeamScene) -> None:
-    """As an operator does. Raises BenchError."""
-    await asyncio.sleep(scene.ordered_ns / NS_PER_S)
-    limits = {"min_replicas": WORKERS, "max_replicas": WORKERS}
-    async with _client(pool) as client:
-        answer = await client.patch(_MODEL_PATH, json=limits)
-    if not answer.is_success:
-        raise BenchError(f"the pool refused other limits: {answer.text}")
-
-
-def _client(pool: Pool) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=pool.base_url, trust_env=False, timeout=_PATIENCE_S)

@@ -6,10 +6,9 @@ carry the model in about `load_s`. Every prompt is one Run.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import msgspec
 
@@ -17,12 +16,12 @@ from livescale.batching.live.live_batch import CHEAPER, LiveLimits
 from livescale.clusters.topology import Device
 from livescale.control.state.config import ControllerConfig
 from livescale.engine.files.make import Preset
+from livescale.lab.bench.base.made_models import bare_hosts
 from livescale.latency.work import LinearLatency
 from livescale.load.traces import TraceRow
 from livescale.sim.base.config import ModelChange, SimConfig
-from livescale.sim.pools.runs import lead_ns
-from livescale.sim.world.simulate import simulate
-from livescale.telemetry.record.record import AnyLine, read_record
+from livescale.sim.pools.runs import lead_ns, recorded, run_pool
+from livescale.telemetry.record.record import AnyLine
 from livescale.values.scaling_policies import ModelPolicy
 from livescale.values.units import NS_PER_S, NS_PER_US
 
@@ -98,18 +97,13 @@ class TeamScene:
         return [TraceRow(at_ns, self.prompt_tokens, self.output_tokens) for at_ns in times]
 
     def settings(self, way: TeamWay) -> dict[str, object]:
-        """Of a real pool. Nothing is loaded ahead or kept, and no host keeps a copy."""
+        """Of a real pool. Nothing is loaded ahead or kept."""
         return {
-            "port": 0,
-            "workers": WORKERS,
-            "hosts": WORKERS,
+            **bare_hosts(WORKERS, self.bytes_per_s),
             "device": "timed",
             "timed_run_us": self.run_us,
             "timed_token_us": self.token_us,
             "arena_bytes": 2 * self.size_bytes,
-            "host_memory_bytes": 0,
-            "uplink_bytes_per_s": self.bytes_per_s,
-            "downlink_bytes_per_s": self.bytes_per_s,
             "block_tokens": BLOCK_TOKENS,
             "run_tokens_max": self.prompt_tokens,
             "sequences_max": self.prompt_tokens,
@@ -118,9 +112,7 @@ class TeamScene:
             "teams": way.teams,
             "team_end": way.team_end,
             "live_order": way.live_order,
-            "warm_spares": "off",
             "spares_ahead": "none",
-            "queue_requests_max": 100_000,
             "queue_timeout_s": 600,
         }
 
@@ -149,10 +141,5 @@ def play_simulated(
     began_ns = lead_ns(config) + int(2 * scene.load_s * NS_PER_S)
     change = ModelChange(began_ns + scene.ordered_ns, changed=more)
     config = msgspec.structs.replace(config, changes=(change,))
-    rows = [
-        msgspec.structs.replace(row, arrival_ns=began_ns + row.arrival_ns) for row in scene.rows()
-    ]
-    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        simulate(rows, config, _SEED, file)
-        file.flush()
-        return list(read_record(Path(file.name)))
+    loads = {more.spec.name: scene.rows()}
+    return recorded(partial(run_pool, config, loads, began_ns, _SEED), list)[1]

@@ -7,7 +7,6 @@ time, too.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from statistics import median
 from livescale.batching.live.live_batch import ANEW, MOVE
 from livescale.control.together.teams import TEAM_STRATEGIES
 from livescale.lab.bench.lines.team_figures import TeamPlay
-from livescale.lab.bench.lines.team_play import BothPlays, PlayedScene, made_model, play_both
+from livescale.lab.bench.lines.team_play import BothPlays, PlayedScene, play_ways
 from livescale.lab.bench.lines.team_scene import NO_TEAMS, TeamScene, TeamWay
 from livescale.report.run.terminal import table
 
@@ -138,22 +137,13 @@ _DECODING = ("team_decode_ratio", "switch_pause_p50_ms", "switch_pause_max_ms")
 
 def run_teams(options: TeamsOptions, say: Say) -> TeamsReport:
     """Play everything. Raises BenchError."""
-    with tempfile.TemporaryDirectory(prefix="livescale-teams-") as name:
-        scratch = Path(name)
-        directory, size_bytes = made_model(scratch)
-        scene = TeamScene(
-            size_bytes, options.load_s, options.run_ms, output_tokens=options.output_tokens
-        )
-        plays: dict[str, list[BothPlays]] = {name: [] for name in options.ways()}
-        folder = scratch if options.folder is None else options.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        for number in range(options.plays):
-            for name, way in options.ways().items():
-                record = folder / f"{name}-{number + 1}.jsonl"
-                plays[name].append(play_both(scene, way, directory, record))
-                real = plays[name][-1].real
-                say(f"  {name}, {number + 1} of {options.plays}: {real.load_s:.2f} s of loading")
-        return TeamsReport(scene, plays)
+
+    def scene_of(size_bytes: int) -> TeamScene:
+        times = options.load_s, options.run_ms
+        return TeamScene(size_bytes, *times, output_tokens=options.output_tokens)
+
+    played = play_ways(options.ways(), options.plays, scene_of, say, folder=options.folder)
+    return TeamsReport(*played)
 
 
 def _shown(value: object) -> str:

@@ -43,6 +43,11 @@ def serve_lines(load: Callable[[Job], tuple[str, Callable[[Job], Job]]]) -> None
         print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
 
 
+def answering(worker: object) -> Callable[[Job], Job]:
+    """Answers each line by the worker's method that it names in `do`."""
+    return lambda job: getattr(worker, job["do"])(job)
+
+
 def closed_loop(
     requests: int,
     in_flight: int,

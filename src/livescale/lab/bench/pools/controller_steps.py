@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import gc
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import msgspec
 
@@ -26,9 +25,9 @@ from livescale.report.run.terminal import table
 from livescale.sim.base.config import SimConfig
 from livescale.sim.pools.configs import build_config, first_devices, tokens_max
 from livescale.sim.pools.limits import PooledModel
-from livescale.sim.pools.runs import fit_rows, lead_ns, run_pool
+from livescale.sim.pools.runs import fit_rows, lead_ns, recorded, run_pool
 from livescale.sim.pools.systems import System
-from livescale.telemetry.record.record import StepLine, read_record
+from livescale.telemetry.record.record import AnyLine, StepLine
 from livescale.values.units import NS_PER_MS, NS_PER_S
 
 _CLUSTER = "leaf-spine-1024"
@@ -108,11 +107,9 @@ def _measured(workers: int, options: ControllerOptions) -> StepTimes:
         policy.spec.name: _load(config, policy.spec.name, number, options)
         for number, policy in enumerate(config.controller.models)
     }
-    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        run = run_pool(config, loads, lead_ns(config), options.seed, file)
-        file.flush()
-        lines = [line for line in read_record(Path(file.name)) if isinstance(line, StepLine)]
-    times_ns = _shortest([_replayed(config, lines) for _ in range(options.replays)])
+    play = partial(run_pool, config, loads, lead_ns(config), options.seed)
+    run, lines = recorded(play, lambda lines: [x for x in lines if isinstance(x, StepLine)])
+    times_ns = _shortest([replayed_ns(config, lines) for _ in range(options.replays)])
     start_ms: list[float] = []
     loaded_ms: list[float] = []
     for line, took_ns in zip(lines, times_ns, strict=True):
@@ -146,12 +143,14 @@ def _load(config: SimConfig, model: str, number: int, options: ControllerOptions
     return fit_rows(rows, tokens_max(config, model))[0]
 
 
-def _replayed(config: SimConfig, lines: Sequence[StepLine]) -> list[int]:
+def replayed_ns(config: SimConfig, lines: Iterable[AnyLine]) -> list[int]:
     """The time of each step of a fresh controller, in ns."""
     controller = Controller(config.controller)
     gc.collect()
     times_ns = []
     for line in lines:
+        if not isinstance(line, StepLine):
+            continue
         before_ns = time.perf_counter_ns()
         controller.step(line.now_ns, line.events)
         times_ns.append(time.perf_counter_ns() - before_ns)

@@ -21,7 +21,7 @@ from livescale.clusters.profiles import read_profile
 from livescale.config.pool import PoolConfig
 from livescale.engine.files.make import Preset, make_model
 from livescale.lab.bench.base.errors import BenchError
-from livescale.lab.bench.base.made_models import pool_config
+from livescale.lab.bench.base.made_models import bare_hosts, pool_config
 from livescale.lab.bench.engines.profile import ProfileOptions, run_profile
 from livescale.lab.bench.engines.profile_points import ProfileLimits
 from livescale.lab.bench.pools import fidelity_profile
@@ -106,22 +106,14 @@ def _config(
     directory = scratch / _MODEL
     make_model(directory, shape)
     size_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    rate = max(1 << 20, int(size_bytes / load_s))
     common: dict[str, object] = {
-        "port": 0,
-        "workers": workers,
-        "hosts": workers,
         # Sources are devices alone: an agent per host would be a process more per worker.
-        "host_memory_bytes": 0,
-        "arena_bytes": 2 * size_bytes,
         # Calibration needs loads: bytes that are there already tell nothing of links.
-        "warm_spares": "off",
+        **bare_hosts(workers, max(1 << 20, int(size_bytes / load_s))),
+        "arena_bytes": 2 * size_bytes,
         # Its bursts are made for them.
         "scaling_policy": "bounds",
         "chunk_bytes": 64 << 10,
-        "uplink_bytes_per_s": rate,
-        "downlink_bytes_per_s": rate,
-        "queue_requests_max": 100_000,
         "queue_prompt_tokens_max": None,
         "record": str(scratch / "record.jsonl"),
     }

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import msgspec
 import numpy as np
 
@@ -23,9 +24,9 @@ from livescale.config.pool import PoolConfig
 from livescale.config.slo import RequestTiming, parse_slo, percentile
 from livescale.control.state.config import ControllerConfig
 from livescale.lab.bench.base.errors import BenchError
-from livescale.lab.bench.base.machine import CpuShares
-from livescale.lab.bench.base.made_models import gauge_comes_to, vocabulary_of
-from livescale.lab.client import replayer
+from livescale.lab.bench.base.made_models import gauge_comes_to
+from livescale.lab.bench.base.pool_play import Acts, play_pool
+from livescale.lab.client.replayer import lateness_ns
 from livescale.load.traces import TraceRow
 from livescale.report.run.reported_run import ReportedRun
 from livescale.report.run.summary import summarize
@@ -46,7 +47,6 @@ from livescale.values.units import NS_PER_S
 
 # The first instance of a simulated pool has come to rest by then.
 _SETTLED_NS = 2 * NS_PER_S
-_DRAIN_NS = 60 * NS_PER_S
 # The pool is given that long to come back to its least size behind a load.
 _SHRINK_S = 20.0
 _PACE_SIZE, _PACE_PRODUCTS = 256, 101
@@ -116,9 +116,22 @@ def play_real(
     write_record(Path(config.record), [])
     pool = Pool(config)
     before_ns = _pace_ns()
-    results, shares = asyncio.run(_play(pool, rows, seed))
-    cores = len(os.sched_getaffinity(0))
-    strain = Strain(cores, *shares, replayer.lateness_ns(results, 99), (before_ns, _pace_ns()))
+    least = pool.config.models[0].min_replicas
+
+    async def until_small(_: httpx.AsyncClient) -> None:
+        """Scale-downs belong to the run: let them end."""
+        await gauge_comes_to(pool, "livescale_instances", lambda count: count <= least, _SHRINK_S)
+
+    model = pool.models[0].spec.name
+    played = asyncio.run(play_pool(pool, model, rows, Acts(end=until_small), seed))
+    results = played.results
+    strain = Strain(
+        cores=len(os.sched_getaffinity(0)),
+        cores_used=played.cores_used,
+        others_share=played.others_share,
+        late_p99_ns=lateness_ns(results, 99),
+        pace_ns=(before_ns, _pace_ns()),
+    )
     failed = [result.error for result in results if result.error is not None]
     if failed:
         raise BenchError(f"{name}: {len(failed)} requests failed, the first one: {failed[0]}")
@@ -126,8 +139,7 @@ def play_real(
     lines = with_client_times(read_record(Path(config.record)), timings, None)
     write_record(Path(config.record), lines)
     started_ns = results[0].scheduled_ns - rows[0].arrival_ns
-    devices = tuple(seat.device for _, seat in pool.layout.seats)
-    return PlayedRun(name, lines, timings, started_ns, devices), strain
+    return PlayedRun(name, lines, timings, started_ns, tuple(played.devices)), strain
 
 
 def play_simulated(
@@ -167,33 +179,6 @@ def play_simulated(
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
-
-
-async def _play(
-    pool: Pool, rows: Sequence[TraceRow], seed: int
-) -> tuple[list[replayer.ReplayResult], tuple[float, float]]:
-    """The results; cores that were used, and the share of CPU time that others had."""
-    model = pool.models[0]
-    async with pool:
-        await pool.ready()
-        shares = CpuShares([os.getpid()])
-        results = await pool.or_failure(
-            replayer.replay(
-                pool.base_url,
-                model.spec.name,
-                rows,
-                prompt_ids_for=replayer.prompts_from_seed(vocabulary_of(model.manifest), seed),
-                drain_ns_max=_DRAIN_NS,
-            )
-        )
-        # This process and its children are the client and the whole pool.
-        used = shares.cores_used(), shares.others()
-        # Scale-downs belong to the run: let them end.
-        least = pool.config.models[0].min_replicas
-        await pool.or_failure(
-            gauge_comes_to(pool, "livescale_instances", lambda count: count <= least, _SHRINK_S)
-        )
-    return results, used
 
 
 def _pace_ns() -> int:

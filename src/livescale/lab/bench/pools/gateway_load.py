@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from livescale.engine.files.make import PRESETS, make_model
 from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.base.line_process import bench_process
 from livescale.lab.bench.base.made_models import gauge_comes_to, pool_config, target_of
-from livescale.lab.bench.pools.gateway_shares import share_figures, share_lines
 from livescale.runtime.supervisor.supervisor import Pool
 
 _MODEL = "timed"
@@ -100,7 +99,7 @@ class GatewayReport:
             "gateway_bytes_per_stream": (seen["rss_after_bytes"] - seen["rss_before_bytes"])
             / (options.streams + options.stalled),
             "errors": seen["errors"],
-            **share_figures(seen),
+            **_share_figures(seen),
         }
         for name, of in (
             ("added_gap_ms", "gap_ns"),
@@ -132,7 +131,7 @@ class GatewayReport:
             f"gateway memory   {figures['gateway_rss_before_bytes'] / 1e6:.0f} MB before,"
             f" {grown / 1e6:+.0f} MB under load,"
             f" {figures['gateway_bytes_per_stream'] / 1e3:.0f} kB a stream",
-            *share_lines(figures),
+            *_share_lines(figures),
             f"load generator   {figures['load_cpu_share']:.0%} of a core",
         ]
         if figures["load_cpu_share"] > _LOAD_BUSY:
@@ -205,6 +204,32 @@ def _percentiles(figures: dict[str, Any], name: str) -> str:
     if name not in figures:
         return "not measured"
     return f"{figures[name]['p50']:.2f} ms (p50), {figures[name]['p99']:.2f} ms (p99)"
+
+
+def _share_figures(seen: Mapping[str, Any]) -> dict[str, object]:
+    """From the load's own report; what is worst among streams tells whether one was forgotten."""
+    return {
+        "by_gateway": list(seen["by_gateway"].values()),
+        "events_per_stream": seen["events_per_stream"],
+        "worst_gap_ms": {at: ns / 1e6 for at, ns in seen["worst_gap_ns"].items()},
+    }
+
+
+def _share_lines(figures: Mapping[str, Any]) -> list[str]:
+    """What `_share_figures` has, for people."""
+    events, gaps = figures["events_per_stream"], figures["worst_gap_ms"]
+    lines = [
+        f"of a stream      {events['min']} to {events['max']} events; its longest gap"
+        f" {gaps['p50']:.0f} ms in the median, {gaps['max']:.0f} ms at most"
+    ]
+    if len(figures["by_gateway"]) > 1:
+        total = sum(share["events"] for share in figures["by_gateway"])
+        shares = [
+            f"{share['streams']} streams with {share['events'] / max(total, 1):.1%} of the events"
+            for share in figures["by_gateway"]
+        ]
+        lines.append(f"of a gateway     {'; '.join(shares)}")
+    return lines
 
 
 def _config(scratch: Path, options: GatewayBenchOptions) -> PoolConfig:

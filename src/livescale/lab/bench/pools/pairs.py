@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from livescale.clusters.files import NamedTopology
 from livescale.clusters.topology import Device, Topology
@@ -66,7 +67,7 @@ class PairsRow:
         return self.model, self.link_gbit, self.requests, self.gap_ms
 
     def as_json(self) -> dict[str, object]:
-        ttft, tbt = self.summary.ttft, self.summary.tbt
+        latencies = self.summary.latencies()
         return {
             "model": self.model,
             "link_gbit": self.link_gbit,
@@ -74,9 +75,9 @@ class PairsRow:
             "gap_ms": self.gap_ms,
             "system": self.system,
             "failed": self.summary.failed,
-            "ttft_mean_s": ttft.mean_s if ttft else None,
-            "ttft_p99_s": ttft.p99_s if ttft else None,
-            "tbt_p99_s": tbt.p99_s if tbt else None,
+            "ttft_mean_s": latencies["ttft_mean_s"],
+            "ttft_p99_s": latencies["ttft_p99_s"],
+            "tbt_p99_s": latencies["tbt_p99_s"],
         }
 
 
@@ -137,14 +138,12 @@ class PairsReport:
 def run_pairs(options: PairsOptions, say: Callable[[str], None]) -> PairsReport:
     """Play every burst with the four systems. Raises PoolError."""
     rows: list[PairsRow] = []
-    for model in options.models:
-        for link_gbit in options.links_gbit:
-            for count in options.requests:
-                for gap_ms in options.gaps_ms:
-                    load = (model.name, link_gbit, count, gap_ms)
-                    for name in (STOP, ALONE, PAIRED, JUDGED):
-                        rows.append(PairsRow(*load, name, _play(options, model, load, name)))
-            say(f"{model.name} at {link_gbit} Gbit/s is done")
+    systems = (STOP, ALONE, PAIRED, JUDGED)
+    for model, link_gbit in product(options.models, options.links_gbit):
+        for count, gap_ms, name in product(options.requests, options.gaps_ms, systems):
+            load = (model.name, link_gbit, count, gap_ms)
+            rows.append(PairsRow(*load, name, _play(options, model, load, name)))
+        say(f"{model.name} at {link_gbit} Gbit/s is done")
     return PairsReport(rows)
 
 

@@ -79,7 +79,7 @@ class ScalingRow:
         """`device_s` is how long instances held devices, loading included; `serving_s` of it with
         everything there and not draining; `spare_s`, which is no part of it, how long devices held
         parameters of no instance."""
-        ttft, tbt = self.summary.ttft, self.summary.tbt
+        latencies = self.summary.latencies()
         return {
             "trace": self.trace,
             "model": self.model,
@@ -88,9 +88,9 @@ class ScalingRow:
             "system": self.system,
             "requests": self.summary.requests,
             "failed": self.summary.failed,
-            "ttft_mean_s": ttft.mean_s if ttft else None,
-            "ttft_p99_s": ttft.p99_s if ttft else None,
-            "tbt_p99_s": tbt.p99_s if tbt else None,
+            "ttft_mean_s": latencies["ttft_mean_s"],
+            "ttft_p99_s": latencies["ttft_p99_s"],
+            "tbt_p99_s": latencies["tbt_p99_s"],
             "device_s": self.spent.held_ns / NS_PER_S,
             "serving_s": self.spent.serve_ns / NS_PER_S,
             "spare_s": self.spent.spare_ns / NS_PER_S,
@@ -271,16 +271,14 @@ def _table(rows: Sequence[ScalingRow]) -> str:
 
 
 def _cells(row: ScalingRow) -> list[object]:
-    ttft, tbt = row.summary.ttft, row.summary.tbt
+    latencies = row.summary.latencies()
     slow, count = row.slow, max(row.slow.requests, 1) * NS_PER_S
     parts = (slow.ttft_ns, slow.loading_ns, slow.full_ns, slow.held_back_ns, slow.compute_ns)
     spent = (row.spent.held_ns, row.spent.serve_ns, row.spent.spare_ns)
     return [
         row.system + (f" ({row.devices})" if row.system == "fixed-auto" else ""),
         row.summary.failed,
-        seconds(ttft.mean_s if ttft else None),
-        seconds(ttft.p99_s if ttft else None),
-        seconds(tbt.p99_s if tbt else None),
+        *(seconds(latencies[name]) for name in ("ttft_mean_s", "ttft_p99_s", "tbt_p99_s")),
         *(f"{ns / NS_PER_S:,.1f}" for ns in spent),
         *(seconds(ns / count) for ns in parts),
     ]

@@ -18,7 +18,14 @@ from livescale.report.run.summary import RunSummary, summarize
 from livescale.report.run.terminal import seconds, table
 from livescale.sim.pools.configs import build_config, tokens_max
 from livescale.sim.pools.limits import PooledModel
-from livescale.sim.pools.runs import PoolRun, fit_rows, lead_ns, run_pool, run_with_history
+from livescale.sim.pools.runs import (
+    PoolRun,
+    fit_rows,
+    lead_ns,
+    run_pool,
+    run_with_history,
+    token_weights,
+)
 from livescale.sim.pools.systems import SYSTEMS, System
 from livescale.telemetry.history.device_time import DeviceTime, device_time
 from livescale.values.units import NS_PER_S
@@ -80,15 +87,15 @@ class SharingRow:
         return all(met >= KEPT * own[name].attainment for name, met in self.of_models.items())
 
     def as_json(self) -> dict[str, object]:
-        ttft, tbt = self.summary.ttft, self.summary.tbt
+        latencies = self.summary.latencies()
         return {
             "system": self.system,
             "devices": self.devices,
             "attainment": self.attainment,
             "worst_model_attainment": min(self.of_models.values()),
             "attainment_of_models": dict(self.of_models),
-            "ttft_p99_s": ttft.p99_s if ttft else None,
-            "tbt_p99_s": tbt.p99_s if tbt else None,
+            "ttft_p99_s": latencies["ttft_p99_s"],
+            "tbt_p99_s": latencies["tbt_p99_s"],
             "requests": self.summary.requests,
             "failed": self.summary.failed,
             "serving_s": self.spent.serve_ns / NS_PER_S,
@@ -213,11 +220,7 @@ class _SharingBench:
     def row(self, system: System, devices: int, own: Mapping[str, OwnPool]) -> SharingRow:
         cluster = self.options.cluster(devices)
         models = [shared.model for shared in self.options.models]
-        weights = {
-            name: sum(row.input_tokens + row.output_tokens for row in rows)
-            for name, rows in self._loads.items()
-        }
-        config = build_config(cluster, models, system, weights)
+        config = build_config(cluster, models, system, token_weights(self._loads))
         run, history = run_with_history(config, self._loads, lead_ns(config), self.options.seed)
         met = {name: _met(run, name, pool.slo) for name, pool in own.items()}
         requests = sum(map(len, self._loads.values()))
@@ -246,7 +249,7 @@ def _met(run: PoolRun, model: str, slo: SloAbsolute) -> int:
 
 
 def _cells(row: SharingRow, own: Mapping[str, OwnPool]) -> list[object]:
-    ttft, tbt = row.summary.ttft, row.summary.tbt
+    latencies = row.summary.latencies()
     spent = (row.spent.serve_ns, row.spent.spare_ns, row.spent.idle_ns)
     return [
         row.system,
@@ -255,7 +258,7 @@ def _cells(row: SharingRow, own: Mapping[str, OwnPool]) -> list[object]:
         f"{100 * min(row.of_models.values()):.2f} %",
         "yes" if row.keeps(own) else "no",
         row.summary.failed,
-        seconds(ttft.p99_s if ttft else None),
-        seconds(tbt.p99_s if tbt else None),
+        seconds(latencies["ttft_p99_s"]),
+        seconds(latencies["tbt_p99_s"]),
         *(f"{ns / NS_PER_S:,.1f}" for ns in spent),
     ]

@@ -88,7 +88,6 @@ def _row(count: int, eager_peers_max: int) -> MeshRow:
                     "host": f"h{number}",
                     "address": "127.0.0.1",
                     "arena_bytes": _ARENA_BYTES,
-                    "shm_directory": None,
                     "eager_peers_max": eager_peers_max,
                 }
             )

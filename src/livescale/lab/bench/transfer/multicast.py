@@ -31,7 +31,7 @@ from livescale.lab.bench.transfer.multicast_report import (
 from livescale.lab.testbed.bed import Testbed
 from livescale.lab.testbed.spec import NetworkSpec
 from livescale.messages.scale_plan import ScalePlan
-from livescale.transfer.formats.orders import ContentChecks
+from livescale.transfer.formats.orders import ContentChecks, ReceiveOrder
 from livescale.values.chunks import senders as chunk_senders
 from livescale.values.types import Manifest, WorkerRef, agent_ref
 
@@ -269,18 +269,17 @@ class TransferFleet:
         used_s, crossed_bytes = self._cpu_s(), self._testbed.spine_bytes()
         measuring_ns = time.monotonic_ns() - planned_ns
         for plan, copy in transfers:
-            manifest = msgspec.to_builtins(copy.manifest)
             for load in plan.loads:
-                order = {
-                    "do": "receive",
-                    "plan": plan.plan,
-                    "manifest": manifest,
-                    "chunk_bytes": plan.chunk_bytes,
-                    "feeds": msgspec.to_builtins(load.feeds),
-                    "offset_bytes": copy.offset_bytes,
-                    "content_checks": self._mode.content_checks.value,
-                }
-                self._workers[load.receiver].send(order)
+                order = ReceiveOrder(
+                    plan=plan.plan,
+                    manifest=copy.manifest,
+                    chunk_bytes=plan.chunk_bytes,
+                    feeds=load.feeds,
+                    offset_bytes=copy.offset_bytes,
+                    content_checks=self._mode.content_checks,
+                )
+                told = {"do": "receive", "order": msgspec.to_builtins(order)}
+                self._workers[load.receiver].send(told)
         for plan, _ in transfers:
             for load in plan.loads:
                 self._workers[load.receiver].receive(_ROUND_S)

@@ -19,27 +19,19 @@ _ROUND_S = 600.0
 
 def stream_seconds(testbed: Testbed, size_bytes: int, repetitions: int) -> float:
     """Median time of one TCP stream from the first to the second host, connecting included."""
-    source, sink = testbed.hosts[0], testbed.hosts[1]
+    ends = []
     with ExitStack() as stack:
-        sender, receiver = (
-            stack.enter_context(
-                bench_process(
-                    f"stream at {host.name}",
-                    "peers.plain_stream",
-                    before=testbed.inside(host.name),
-                )
-            )
-            for host in (source, sink)
-        )
-        job = {"size_bytes": size_bytes, "address": source.devices[0].address}
-        sender.ask(job, _START_S)
-        job = {"size_bytes": size_bytes, "address": sink.devices[0].address}
-        port = int(receiver.ask(job, _START_S)["settings"])
+        for host in testbed.hosts[:2]:
+            name, inside = f"stream at {host.name}", testbed.inside(host.name)
+            process = stack.enter_context(bench_process(name, "peers.plain_stream", before=inside))
+            address = host.devices[0].address
+            job = {"size_bytes": size_bytes, "address": address}
+            ends.append((process, [address, int(process.ask(job, _START_S)["settings"])]))
+        (sender, _), (receiver, place) = ends
         seconds = []
         for _ in range(repetitions):
             receiver.send({"do": "receive"})
-            order = {"do": "send", "to": [sink.devices[0].address, port]}
-            began_ns = sender.ask(order, _ROUND_S)["began_ns"]
+            began_ns = sender.ask({"do": "send", "to": place}, _ROUND_S)["began_ns"]
             seconds.append((receiver.receive(_ROUND_S)["ended_ns"] - began_ns) / 1e9)
     return float(median(seconds))
 

@@ -10,22 +10,20 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import psutil
 import xxhash
 
-from livescale.lab.bench.peers.line_server import Job, serve_lines
-from livescale.transfer.formats.orders import ContentChecks, ReceiveOrder
+from livescale.lab.bench.peers.line_server import Job, answering, serve_lines
+from livescale.transfer.formats.orders import ReceiveOrder
 from livescale.transfer.links.exchange import ConnectionTerms
 from livescale.transfer.memory.arena import Arena
 from livescale.transfer.plane.data_plane import DataPlane
 from livescale.transfer.plane.options import PlaneOptions
-from livescale.values.chunks import Feed
 from livescale.values.types import LayerEntry, Manifest, WorkerRef
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ _PAGE_BYTES = 4096
 _POLL_S = 0.001
 
 
-class _Transfer:
+class Transfer:
     """What became of one order; a ReceiveListener."""
 
     def __init__(self) -> None:
@@ -61,8 +59,7 @@ class _Transfer:
         self.done.set()
 
     def feed_failed(self, upstream: WorkerRef, reason: str) -> None:
-        self.failures.append(f"{upstream}: {reason}")
-        self.done.set()
+        self.failed(f"{upstream}: {reason}")
 
     def feed_stalled(self, upstream: WorkerRef, reason: str) -> None:
         self.failures.append(f"{upstream}: {reason}")
@@ -76,15 +73,15 @@ class _Worker:
         began_ns = time.monotonic_ns()
         options = PlaneOptions(
             host=job["address"],
-            host_name=job["host"],
+            host_name=job.get("host", ""),
             protection=_protection(job),
-            shm_directory=None if job["shm_directory"] is None else Path(job["shm_directory"]),
-            connections=ConnectionTerms(SECRET, eager_peers_max=job["eager_peers_max"]),
+            shm_directory=Path(job["shm_directory"]) if "shm_directory" in job else None,
+            connections=ConnectionTerms(SECRET, eager_peers_max=job.get("eager_peers_max", 0)),
             uplink_bytes_per_s=job.get("uplink_bytes_per_s"),
         )
         self.plane = DataPlane(WorkerRef(job["worker"]), self._arena, options)
         self.register_ns = time.monotonic_ns() - began_ns
-        self._transfers: dict[int, _Transfer] = {}
+        self._transfers: dict[int, Transfer] = {}
 
     def introduce(self, job: Job) -> Job:
         """Know all peers: (number, address, port, shm path). Answers at once."""
@@ -118,15 +115,8 @@ class _Worker:
 
     def receive(self, job: Job) -> Job:
         """Start a plan's load; the answer says nothing about its end."""
-        order = ReceiveOrder(
-            plan=job["plan"],
-            manifest=msgspec.convert(job["manifest"], Manifest),
-            chunk_bytes=job["chunk_bytes"],
-            feeds=msgspec.convert(job["feeds"], tuple[Feed, ...]),
-            offset_bytes=job["offset_bytes"],
-            content_checks=ContentChecks(job["content_checks"]),
-        )
-        transfer = self._transfers[order.plan] = _Transfer()
+        order = msgspec.convert(job["order"], ReceiveOrder)
+        transfer = self._transfers[order.plan] = Transfer()
         self.plane.receive(order, transfer)
         return {}
 
@@ -181,12 +171,7 @@ def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
         "shm_path": worker.plane.shm_path,
         "register_ns": worker.register_ns,
     }
-    return json.dumps(settings), partial(_answer, worker)
-
-
-def _answer(worker: _Worker, job: Job) -> Job:
-    answer: dict[str, Any] = getattr(worker, job["do"])(job)
-    return answer
+    return json.dumps(settings), answering(worker)
 
 
 if __name__ == "__main__":

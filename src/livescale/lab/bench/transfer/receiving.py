@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ from typing import Any
 from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.base.line_process import LineProcess, bench_process
 from livescale.lab.bench.base.machine import CpuShares
-from livescale.lab.bench.base.made_models import BenchShape, make_bench_model
+from livescale.lab.bench.base.made_models import BenchShape, made_model
 from livescale.lab.bench.transfer.receiving_report import (
     PROCESS,
     THREADS,
@@ -66,9 +65,8 @@ def run_receiving(options: ReceivingOptions, say: Callable[[str], None]) -> Rece
     """Measure all rates and both ways, round after round. Raises BenchError."""
     loads_before = os.getloadavg()
     with ExitStack() as stack:
-        parent = stack.enter_context(tempfile.TemporaryDirectory(prefix="livescale-receiving-"))
-        directory = Path(parent, f"made-{options.shape}")
-        make_bench_model(directory, options.shape, options.vocabulary, options.dtype)
+        made = made_model(options.shape, options.vocabulary, options.dtype)
+        directory = stack.enter_context(made)
         scene = _Scene(options, directory, stack)
         steps = scene.warm_up()
         say(f"{options.shape}: {steps} steps a window, {options.rounds} rounds …")
@@ -197,11 +195,8 @@ def _sender(options: ReceivingOptions, number: int, rate: int, stack: ExitStack)
     )
     job: dict[str, object] = {
         "worker": number,
-        "host": "",
         "address": _LOOPBACK,
         "arena_bytes": _received_bytes(options),
-        "shm_directory": None,
-        "eager_peers_max": 0,
         "uplink_bytes_per_s": rate,
     }
     port = json.loads(process.ask(job, _WAIT_S)["settings"])["port"]

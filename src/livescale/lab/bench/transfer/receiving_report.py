@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -71,6 +71,32 @@ class Round:
     together: Window
 
 
+_FIGURES: dict[str, Callable[[Round], float]] = {
+    "steps_per_s_alone": lambda r: r.computing.steps_per_s,
+    "steps_per_s_together": lambda r: r.together.steps_per_s,
+    "compute_ratio": lambda r: r.together.steps_per_s / r.computing.steps_per_s,
+    # As the one before, had the computing thread had a core whenever it was ready.
+    "with_core_ratio": lambda r: r.computing.step_with_core_ms / r.together.step_with_core_ms,
+    "step_cpu_ratio": lambda r: r.together.step_cpu_ms / r.computing.step_cpu_ms,
+    "step_p99_ratio": lambda r: r.together.step_p99_ns / r.computing.step_p99_ns,
+    "gbit_per_s_alone": lambda r: r.receiving.bytes_per_s / _GBIT,
+    "gbit_per_s_together": lambda r: r.together.bytes_per_s / _GBIT,
+    "receive_ratio": lambda r: r.together.bytes_per_s / r.receiving.bytes_per_s,
+    "receive_cpu_s_per_gib_alone": lambda r: r.receiving.receive_cpu_s_per_gib,
+    "receive_cpu_s_per_gib_together": lambda r: r.together.receive_cpu_s_per_gib,
+}
+"""Of one round, in the order of the table."""
+_FURTHER_FIGURES: dict[str, Callable[[Round], float]] = {
+    "step_with_core_ms_alone": lambda r: r.computing.step_with_core_ms,
+    "step_with_core_ms_together": lambda r: r.together.step_with_core_ms,
+    "step_cpu_ms_alone": lambda r: r.computing.step_cpu_ms,
+    "step_cpu_ms_together": lambda r: r.together.step_cpu_ms,
+    "send_cpu_s_per_gib_together": lambda r: (
+        r.together.send_cpu_ns / 1e9 * _GIB / r.together.received_bytes
+    ),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ReceivingRow:
     """All rounds of one rate and one way."""
@@ -79,62 +105,30 @@ class ReceivingRow:
     way: str
     rounds: tuple[Round, ...]
 
-    def middle(self, figure: Callable[[Round], float]) -> float:
-        return float(median(map(figure, self.rounds)))
+    def each(self, name: str) -> list[float]:
+        """A figure of each round."""
+        return list(map(_FIGURES[name], self.rounds))
 
-    @property
-    def compute_ratio(self) -> float:
-        """Steps per second together over those alone: the median of the rounds."""
-        return self.middle(lambda r: r.together.steps_per_s / r.computing.steps_per_s)
-
-    @property
-    def receive_ratio(self) -> float:
-        return self.middle(lambda r: r.together.bytes_per_s / r.receiving.bytes_per_s)
-
-    @property
-    def with_core_ratio(self) -> float:
-        """As `compute_ratio`, had the computing thread had a core whenever it was ready."""
-        return self.middle(lambda r: r.computing.step_with_core_ms / r.together.step_with_core_ms)
+    def middle(self, name: str) -> float:
+        """The median of the rounds."""
+        return median(self.each(name))
 
     @property
     def cost_percent(self) -> float:
         """Of what suffers more."""
-        return 100 * max(0.0, 1 - min(self.compute_ratio, self.receive_ratio))
+        return 100 * max(0.0, 1 - min(self.middle("compute_ratio"), self.middle("receive_ratio")))
+
+    def cells(self) -> list[object]:
+        return [self.rate_bytes_per_s / _GBIT, self.way, *map(self.middle, _FIGURES)]
 
     def as_json(self) -> dict[str, object]:
+        figures = _FIGURES | _FURTHER_FIGURES
         return {
             "rate_gbit_per_s": self.rate_bytes_per_s / _GBIT,
             "way": self.way,
-            "steps_per_s_alone": self.middle(lambda r: r.computing.steps_per_s),
-            "steps_per_s_together": self.middle(lambda r: r.together.steps_per_s),
-            "compute_ratio": self.compute_ratio,
-            "compute_ratios": [
-                r.together.steps_per_s / r.computing.steps_per_s for r in self.rounds
-            ],
-            "with_core_ratio": self.with_core_ratio,
-            "step_with_core_ms_alone": self.middle(lambda r: r.computing.step_with_core_ms),
-            "step_with_core_ms_together": self.middle(lambda r: r.together.step_with_core_ms),
-            "step_cpu_ms_alone": self.middle(lambda r: r.computing.step_cpu_ms),
-            "step_cpu_ms_together": self.middle(lambda r: r.together.step_cpu_ms),
-            "step_cpu_ratio": self.middle(
-                lambda r: r.together.step_cpu_ms / r.computing.step_cpu_ms
-            ),
-            "step_p99_ratio": self.middle(
-                lambda r: r.together.step_p99_ns / r.computing.step_p99_ns
-            ),
-            "gbit_per_s_alone": self.middle(lambda r: r.receiving.bytes_per_s / _GBIT),
-            "gbit_per_s_together": self.middle(lambda r: r.together.bytes_per_s / _GBIT),
-            "receive_ratio": self.receive_ratio,
-            "receive_ratios": [
-                r.together.bytes_per_s / r.receiving.bytes_per_s for r in self.rounds
-            ],
-            "receive_cpu_s_per_gib_alone": self.middle(lambda r: r.receiving.receive_cpu_s_per_gib),
-            "receive_cpu_s_per_gib_together": self.middle(
-                lambda r: r.together.receive_cpu_s_per_gib
-            ),
-            "send_cpu_s_per_gib_together": self.middle(
-                lambda r: r.together.send_cpu_ns / 1e9 * _GIB / r.together.received_bytes
-            ),
+            **{name: median(map(figure, self.rounds)) for name, figure in figures.items()},
+            "compute_ratios": self.each("compute_ratio"),
+            "receive_ratios": self.each("receive_ratio"),
             "cost_percent": self.cost_percent,
         }
 
@@ -159,8 +153,8 @@ class ReceivingReport:
         pairs = zip(self._of(THREADS), self._of(PROCESS), strict=True)
         return {
             threads.rate_bytes_per_s / _GBIT: (
-                process.compute_ratio / threads.compute_ratio,
-                process.receive_ratio / threads.receive_ratio,
+                process.middle("compute_ratio") / threads.middle("compute_ratio"),
+                process.middle("receive_ratio") / threads.middle("receive_ratio"),
             )
             for threads, process in pairs
         }
@@ -183,7 +177,7 @@ class ReceivingReport:
         header = ["Gbit/s", "by", "steps/s", "together", "ratio", "with core", "CPU", "p99"]
         header += ["Gbit/s alone", "together", "ratio", "CPU s/GiB", "together"]
         most = max(row.cost_percent for row in self._of(THREADS))
-        least = min(row.with_core_ratio for row in self._of(THREADS))
+        least = min(row.middle("with_core_ratio") for row in self._of(THREADS))
         with_core = 100 * max(0.0, 1 - least)
         rule = "within" if self.is_within else "above"
         gains = "; ".join(
@@ -193,7 +187,7 @@ class ReceivingReport:
         before, after = (", ".join(f"{a:.2f}" for a in loads) for loads in self.load_averages)
         return "\n".join(
             (
-                table(header, [_line(row.as_json()) for row in self.rows]),
+                table(header, [row.cells() for row in self.rows]),
                 f"threads cost {most:.1f} % at most: {rule} the {COST_PERCENT_MAX:g} % of the rule;"
                 f" computing loses {with_core:.1f} % where it has a core whenever it is ready",
                 f"a process over threads: {gains}",
@@ -204,24 +198,3 @@ class ReceivingReport:
 
     def _of(self, way: str) -> list[ReceivingRow]:
         return [row for row in self.rows if row.way == way]
-
-
-_COLUMNS = (
-    "rate_gbit_per_s",
-    "way",
-    "steps_per_s_alone",
-    "steps_per_s_together",
-    "compute_ratio",
-    "with_core_ratio",
-    "step_cpu_ratio",
-    "step_p99_ratio",
-    "gbit_per_s_alone",
-    "gbit_per_s_together",
-    "receive_ratio",
-    "receive_cpu_s_per_gib_alone",
-    "receive_cpu_s_per_gib_together",
-)
-
-
-def _line(figures: Mapping[str, object]) -> Sequence[object]:
-    return [figures[name] for name in _COLUMNS]

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ import msgspec
 from livescale.batching.runs.batcher import Batcher, BatcherConfig
 from livescale.batching.runs.run import SequenceSpec
 from livescale.common.regions import aligned
-from livescale.lab.bench.peers.line_server import Job, serve_lines
-from livescale.lab.bench.transfer.multicast_worker import SECRET
+from livescale.lab.bench.peers.line_server import Job, answering, serve_lines
+from livescale.lab.bench.transfer.multicast_worker import SECRET, Transfer
 from livescale.runtime.member_process.worker_process import SWITCH_INTERVAL_S
 from livescale.transfer.formats.orders import ABORTED, ContentChecks, ReceiveOrder
 from livescale.transfer.links.exchange import ConnectionTerms
@@ -39,31 +38,11 @@ _POLL_S = 0.002
 _THREAD_TIMES = Path("/proc/thread-self/schedstat")
 
 
-class _Load:
-    """One load from its order to its end; a ReceiveListener."""
-
-    def __init__(self) -> None:
-        self.ended = threading.Event()
-        self.failure = ""
-
-    def first_byte(self) -> None:
-        """No figure is taken of it."""
-
-    def layer_arrived(self, layer: int) -> None:
-        """Bytes are counted by the data plane."""
-
-    def completed(self, received_bytes: int) -> None:
-        self.ended.set()
-
-    def failed(self, reason: str) -> None:
-        self.failure = reason
-        self.ended.set()
-
-    def feed_failed(self, upstream: WorkerRef, reason: str) -> None:
-        self.failed(f"{upstream}: {reason}")
+class _Load(Transfer):
+    """One that may be stalled: the rate tells."""
 
     def feed_stalled(self, upstream: WorkerRef, reason: str) -> None:
-        """It may go on: the rate tells."""
+        """It may go on."""
 
 
 class _Receiver:
@@ -102,7 +81,7 @@ class _Receiver:
             time.sleep(_POLL_S)
         return {"failure": self._failure}
 
-    def end(self) -> Job:
+    def end(self, _: Job) -> Job:
         """Nothing is received any more."""
         assert self._thread is not None
         self._is_over.set()
@@ -127,10 +106,9 @@ class _Receiver:
             )
             load = _Load()
             self.plane.receive(order, load)
-            load.ended.wait()
+            load.done.wait()
             self.plane.withdraw(manifest)
-            if load.failure != ABORTED:
-                self._failure = load.failure
+            self._failure = "; ".join(reason for reason in load.failures if reason != ABORTED)
 
 
 class _Computer:
@@ -199,37 +177,31 @@ def _core_wait_ns() -> int:
     return int(waited_ns)
 
 
-class _Worker:
+class _Worker(_Receiver):
     """Answers one line after the other; what it receives comes meanwhile."""
 
     def __init__(self, job: Job) -> None:
         self._computer = _Computer(job) if "directory" in job else None
         if self._computer is not None:
-            self._arena, offset_bytes = self._computer.arena, self._computer.offset_bytes
+            arena, offset_bytes = self._computer.arena, self._computer.offset_bytes
         else:
             offset_bytes = job["offset_bytes"]
             memfd = os.open(job["memfd"], os.O_RDWR | os.O_CLOEXEC)
-            self._arena = Arena(job["arena_bytes"], memfd=memfd)
-        self.receiver = _Receiver({**job, "offset_bytes": offset_bytes}, self._arena)
+            arena = Arena(job["arena_bytes"], memfd=memfd)
+        super().__init__({**job, "offset_bytes": offset_bytes}, arena)
         #: what a second process needs to have the same arena
         self.shared: dict[str, Any] = {
-            "memfd": f"/proc/{os.getpid()}/fd/{self._arena.fd}",
-            "arena_bytes": self._arena.size_bytes,
+            "memfd": f"/proc/{os.getpid()}/fd/{arena.fd}",
+            "arena_bytes": arena.size_bytes,
             "offset_bytes": offset_bytes,
         }
-
-    def begin(self, job: Job) -> Job:
-        return self.receiver.begin(job)
-
-    def end(self, _: Job) -> Job:
-        return self.receiver.end()
 
     def usage(self, _: Job) -> Job:
         """What has come, and the CPU time of this process without that of this thread."""
         own_ns = time.thread_time_ns()
         return {
             "at_ns": time.monotonic_ns(),
-            "received_bytes": self.receiver.received_bytes,
+            "received_bytes": self.received_bytes,
             "cpu_ns": time.process_time_ns() - own_ns,
         }
 
@@ -241,12 +213,7 @@ class _Worker:
 def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
     """The model, if there is one, is loaded, and a data plane is there."""
     worker = _Worker(job)
-    return json.dumps(worker.shared), partial(_answer, worker)
-
-
-def _answer(worker: _Worker, job: Job) -> Job:
-    answer: Job = getattr(worker, job["do"])(job)
-    return answer
+    return json.dumps(worker.shared), answering(worker)
 
 
 if __name__ == "__main__":

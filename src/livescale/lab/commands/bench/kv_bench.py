@@ -13,14 +13,13 @@ from livescale.engine.files.make import make_model
 from livescale.engine.files.model_files import model_spec, read_manifest
 from livescale.lab.bench.kv.kv import KvReport, run_simulated
 from livescale.lab.bench.kv.kv_scene import MODEL, RUN_TOKENS_MAX, SHAPE, KvScene
-from livescale.lab.commands.bench.bench_flags import Bench, finish, say
+from livescale.lab.commands.bench.bench_flags import Bench, finish, say, within
 from livescale.lab.commands.bench.kv_bench_run import HOSTS, run_emulated
 from livescale.lab.commands.hosts_demo import emulated_hosts
 from livescale.lab.testbed.spec import parse_rate
 from livescale.values.types import Manifest
 
 _PACKAGES = ("livescale", "numpy", "uvloop")
-_OUTPUT_TOKENS_MIN, _OUTPUT_TOKENS_MAX = 3, 256
 _KV_PERMILLE_MAX = 900
 
 
@@ -42,7 +41,9 @@ def _kv(arguments: argparse.Namespace) -> int:
 
     0 when no request failed and every token was right.
     """
-    _check(arguments)
+    within(arguments, 1, _KV_PERMILLE_MAX, "kv_permille")
+    within(arguments, 1, RUN_TOKENS_MAX, "prompt_tokens")
+    within(arguments, 3, 256, "output_tokens")
     with _folder(arguments.folder) as folder:
         directory = folder / MODEL
         if not directory.exists():
@@ -57,18 +58,6 @@ def _kv(arguments: argparse.Namespace) -> int:
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    """Raises UserError."""
-    bounds = {
-        "kv_permille": (1, _KV_PERMILLE_MAX),
-        "prompt_tokens": (1, RUN_TOKENS_MAX),
-        "output_tokens": (_OUTPUT_TOKENS_MIN, _OUTPUT_TOKENS_MAX),
-    }
-    for name, (least, most) in bounds.items():
-        if not least <= getattr(arguments, name) <= most:
-            raise UserError(f"--{name.replace('_', '-')} must be from {least} to {most}")
 
 
 @contextlib.contextmanager

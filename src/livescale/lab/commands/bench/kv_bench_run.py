@@ -4,23 +4,22 @@ nothing but the public commands in it, and a client beside the head.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from livescale.common.interpreter import module_words
 from livescale.lab.bench.base.errors import BenchError
-from livescale.lab.bench.base.line_process import LineProcess
 from livescale.lab.bench.base.made_models import pool_document
 from livescale.lab.bench.base.token_checks import Output, wrong_timed_tokens
-from livescale.lab.bench.hosts.host_commands import HostCommand, end_commands
+from livescale.lab.bench.hosts.host_commands import ended_with
 from livescale.lab.bench.kv.kv import (
     INTERFERING,
     PLANNED,
@@ -42,17 +41,13 @@ from livescale.lab.bench.kv.kv_scene import (
 from livescale.lab.bench.kv.kv_second_tokens import read_second_tokens
 from livescale.lab.client.replay_process import ReplayJob
 from livescale.lab.client.replayer import ReplayResult
-from livescale.lab.commands.hosts_demo_run import HTTP_PORT
-from livescale.lab.commands.pool_watch import PoolWatch
+from livescale.lab.commands.pool_watch import HTTP_PORT, PoolWatch
 from livescale.lab.testbed.bed import Testbed
 from livescale.telemetry.record.record import read_record
 from livescale.values.types import Manifest
-from livescale.values.units import NS_PER_S
 
 HOSTS = WORKERS + 1
 """The head's among them."""
-_JOIN_PORT = 7000
-_BIND = "d0"
 _PATIENCE_S = 90.0
 _END_S = 60.0
 _SEED = 1
@@ -81,17 +76,12 @@ def run_emulated(
         say(f"emulated: {name.replace('_', ', ')} plan …")
         pool = _KvPool(bed, folder / name, _settings(scene, plan, is_bound=not behind))
         results = pool.play(directory, scene, vocabulary)
-        plays[name] = checked_play(plan, read_play(read_record(pool.record)))
-        failed = [result for result in results if not result.ok]
-        plays[name] = replace(plays[name], requests=len(results), failed=len(failed))
-        outputs += [(result.prompt_ids, result.token_ids) for result in results]
+        play = checked_play(plan, read_play(read_record(pool.record)))
+        plays[name] = replace(play, **_counted(results, outputs))
     say("emulated: second tokens …")
     pool = _KvPool(bed, folder / "second_tokens", _settings(short, PLANNED, is_bound=True))
-    results = pool.play(directory, short, vocabulary)
-    ahead = read_second_tokens(short, read_record(pool.record))
-    failed = [result for result in results if not result.ok]
-    ahead = replace(ahead, requests=len(results), failed=len(failed))
-    outputs += [(result.prompt_ids, result.token_ids) for result in results]
+    counts = _counted(pool.play(directory, short, vocabulary), outputs)
+    ahead = replace(read_second_tokens(short, read_record(pool.record)), **counts)
     return replace(
         report,
         emulated=KvRuns(plays, "unbound_tbt_p99_ratio", ahead),
@@ -101,6 +91,12 @@ def run_emulated(
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _counted(results: Sequence[ReplayResult], outputs: list[Output]) -> dict[str, Any]:
+    """As the client saw requests; their tokens are added to what is to be judged."""
+    outputs += [(result.prompt_ids, result.token_ids) for result in results]
+    return {"requests": len(results), "failed": sum(not result.ok for result in results)}
 
 
 def _settings(scene: KvScene, plan: str, *, is_bound: bool) -> dict[str, object]:
@@ -139,12 +135,14 @@ class _KvPool:
         self._bed = bed
         self._folder = folder
         self._settings = settings
-        self._watch = PoolWatch(self.record, _PATIENCE_S)
-        self._commands = self._watch.commands
+        self._watch = PoolWatch(bed, self.record, _PATIENCE_S)
 
     def play(self, directory: Path, scene: KvScene, vocabulary: int) -> list[ReplayResult]:
         """What the client got. Raises UserError."""
-        with self._ended(), self._client() as client:
+        head = self._bed.hosts[0].name
+        ending = ended_with(self._watch.commands, head, _END_S)
+        # The client is there before the pool: its start is no part of the scene.
+        with ending, self._watch.client(head) as client:
             self._start(directory)
             began_ns = time.monotonic_ns()
             job = ReplayJob(_URL, MODEL, tuple(scene.rows()), vocabulary, _SEED)
@@ -152,42 +150,23 @@ class _KvPool:
             for wanted in scene.wanted:
                 self._wait_until(began_ns + wanted.at_ns)
                 self._change(wanted)
-            answer = client.receive(scene.ends_ns / NS_PER_S + job.drain_s)
-        return msgspec.convert(answer["results"], list[ReplayResult])
+            return self._watch.results(client, job)
 
     # -- helpers, in the order used -------------------------------------------------------------
 
     def _start(self, directory: Path) -> None:
         """The head, then the hosts; both instances serve."""
-        head, *others = self._bed.hosts
-        address = f"{head.devices[0].address}:{_JOIN_PORT}"
-        token = self._folder / "pool.token"
         file = self._folder / "pool.yaml"
         models = [{"path": str(directory), "name": MODEL, "roles": _roles(RolesWanted(0, 1, 1))}]
-        own = {"listen": address, "port": HTTP_PORT, "token_file": str(token)}
-        settings = {**self._settings, **own, "record": str(self.record)}
-        file.write_text(pool_document(models, settings))
-        self._begin(head.name, ["serve", "-c", str(file)])
-        self._watch.until(token.exists, "the head has its token file")
+        file.write_text(pool_document(models, self._settings))
+        self._watch.begin_head("-c", str(file))
         joined = self._watch.record.joined_ns
         # One after the other: workers are numbered as they come, prefill comes first, and a plan
         # that knows of no KV reads from the first copy.
-        for host in others:
-            words = ["join", address, "--token-file", str(token), "--name", host.name]
-            self._begin(host.name, [*words, "--interface", _BIND, "--same-files"])
+        for host in self._bed.hosts[1:]:
+            self._watch.begin_host(host.name, "--same-files")
             self._watch.until(partial(joined.__contains__, host.name), f"{host.name} joins")
         self._watch.until(lambda: len(self._watch.serving_hosts()) == 2, "two instances serve")
-
-    def _begin(self, host: str, words: Sequence[str]) -> None:
-        inside = self._bed.inside(host)
-        self._commands[host] = HostCommand.begin(host, self._folder, words, inside=inside)
-
-    def _client(self) -> LineProcess:
-        words = [*self._inside(), *module_words("livescale.lab.client.replay_process")]
-        return LineProcess("the client", words, {})
-
-    def _inside(self) -> list[str]:
-        return self._bed.inside(self._bed.hosts[0].name)
 
     def _wait_until(self, due_ns: int) -> None:
         self._watch.until(lambda: time.monotonic_ns() >= due_ns, "time passes")
@@ -195,8 +174,9 @@ class _KvPool:
     def _change(self, wanted: RolesWanted) -> None:
         """Ask for so many instances as an operator does. Raises BenchError."""
         words = ["models", "set", MODEL, "--url", _URL, "--roles", json.dumps(_roles(wanted))]
+        inside = self._bed.inside(self._bed.hosts[0].name)
         done = subprocess.run(
-            [*self._inside(), *module_words("livescale.main", *words)],
+            [*inside, *module_words("livescale.main", *words)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -205,17 +185,3 @@ class _KvPool:
         )
         if done.returncode != 0:
             raise BenchError(f"livescale models set: {done.stderr.strip()}")
-
-    @contextlib.contextmanager
-    def _ended(self) -> Iterator[None]:
-        """The head's Ctrl-C ends the hosts; after an error all end at once."""
-        try:
-            yield
-        except BaseException:
-            for command in self._commands.values():
-                command.process.kill()
-            raise
-        else:
-            self._commands[self._bed.hosts[0].name].interrupt()
-        finally:
-            end_commands(list(self._commands.values()), _END_S)

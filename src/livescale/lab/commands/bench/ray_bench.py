@@ -12,7 +12,6 @@ from pathlib import Path
 
 from livescale.common.errors import UserError
 from livescale.config.ray import NO_RAY, has_ray
-from livescale.engine.files.model_files import read_manifest
 from livescale.lab.commands.bench.bench_flags import Bench, finish
 from livescale.lab.commands.bench.ray_bench_run import LOSSES, LossStory, RayBenchRun, RayStory
 from livescale.lab.commands.hosts_demo import (
@@ -72,9 +71,7 @@ def _ray(arguments: argparse.Namespace) -> int:
             run = RayBenchRun(cluster, folder, pool_flags(arguments, folder), *limits)
             jobs = [burst_job(arguments, arguments.seed + n) for n in range(len(LOSSES))]
             story = run.play(arguments.model.absolute(), jobs)
-    is_timed = arguments.device == "timed"
-    manifest = read_manifest(arguments.model, arguments.model.name) if is_timed else None
-    checks = checked_tokens(arguments.model, story.results, manifest)
+    checks = checked_tokens(arguments.model, story.results, arguments.device)
     report = RayReport(arguments.hosts, arguments.pause_s_max, story, run.record, checks)
     return finish(report, arguments, _PACKAGES, is_good=not report.problems())
 

@@ -23,8 +23,7 @@ from livescale.lab.bench.base.line_process import LineProcess, bench_process
 from livescale.lab.bench.hosts.host_commands import HostCommand
 from livescale.lab.client.replay_process import ReplayJob
 from livescale.lab.client.replayer import ReplayResult
-from livescale.lab.commands.hosts_demo_run import HTTP_PORT
-from livescale.lab.commands.pool_watch import PoolWatch
+from livescale.lab.commands.pool_watch import HTTP_PORT, PoolWatch, Story
 from livescale.lab.testbed.bed import CONTROL
 from livescale.lab.testbed.ray_cluster import RayCluster
 from livescale.messages.commands import Dispatch
@@ -138,11 +137,10 @@ class LossStory:
 
 
 @dataclass(slots=True)
-class RayStory:
-    """What happened. `joined_ns` is from the pool's command to each host's first worker; `left` are
+class RayStory(Story):
+    """`joined_ns` is from the pool's command to each host's first worker; `left` are
     processes of the pool that were still there after its end."""
 
-    began_ns: int = field(default_factory=time.monotonic_ns)
     joined_ns: dict[str, int] = field(default_factory=dict)
     scale_up_ns: int | None = None
     losses: list[LossStory] = field(default_factory=list)
@@ -151,10 +149,6 @@ class RayStory:
     @property
     def results(self) -> list[ReplayResult]:
         return [result for loss in self.losses for result in loss.results]
-
-    def tell(self, text: str) -> None:
-        elapsed_s = (time.monotonic_ns() - self.began_ns) / NS_PER_S
-        print(f"{elapsed_s:7.1f} s  {text}", flush=True)
 
 
 class RayBenchRun:
@@ -174,9 +168,8 @@ class RayBenchRun:
         self._cluster = cluster
         self._folder = folder
         self._flags = flags
-        self._patience_s = patience_s
         self._ray_patience_s = ray_patience_s
-        self._pool = PoolWatch(self.record, patience_s)
+        self._pool = PoolWatch(cluster.bed, self.record, patience_s)
         self._watch = self._pool.record
         self._names = {host.control_address: host.name for host in cluster.bed.hosts}
         self._addresses = {name: address for address, name in self._names.items()}
@@ -217,14 +210,12 @@ class RayBenchRun:
         story.losses.append(loss)
         # Found before the load: a look at all processes takes a while.
         strikes = {host: kind.aim(self._cluster, host) for host in self._addresses}
-        with self._client() as client:
+        with self._pool.client(CONTROL) as client:
             client.send(msgspec.to_builtins(job))
             story.tell(f"{len(job.rows)} requests begin, most of them in one burst")
             self._see_burst(job)
             self._strike(loss, strikes)
-            last_s = job.rows[-1].arrival_ns / NS_PER_S
-            answer = client.receive(last_s + job.drain_s + self._patience_s)
-        loss.results = msgspec.convert(answer["results"], list[ReplayResult])
+            loss.results = self._pool.results(client, job)
         self._see_ray(loss, states)
         if not kind.comes_back:
             self._cluster.bed.rejoin(loss.host)
@@ -340,11 +331,6 @@ class RayBenchRun:
         _, alive = psutil.wait_procs(self._cluster.pool_processes(), _END_S)
         self.story.left = [_described(process) for process in alive]
         self.story.tell(f"the pool has ended; processes of it that are left: {len(alive)}")
-
-    def _client(self) -> LineProcess:
-        inside = self._cluster.bed.inside(CONTROL)
-        words = [*inside, *module_words("livescale.lab.client.replay_process")]
-        return LineProcess("the client", words, {})
 
 
 def _described(process: psutil.Process) -> str:

@@ -147,6 +147,9 @@ class Count:
         return {"within": self.within, "claims": self.claims}
 
 
+_TOLD = ("id", "judges", "statement", "corrected", "setup", "paper", "tolerance", "note")
+
+
 @dataclass(slots=True)
 class Reproduction:
     """All that came of a run: verdicts, and why other claims have none, both in table order."""
@@ -178,16 +181,9 @@ class Reproduction:
             },
             "targets": [
                 {
-                    "id": verdict.claim.id,
-                    "judges": verdict.claim.judges,
-                    "statement": verdict.claim.statement,
-                    "corrected": verdict.claim.corrected,
-                    "setup": verdict.claim.setup,
-                    "paper": verdict.claim.paper,
+                    **{name: getattr(verdict.claim, name) for name in _TOLD},
                     "ours": verdict.ours,
-                    "tolerance": verdict.claim.tolerance,
                     "within": verdict.within,
-                    "note": verdict.claim.note,
                     "figures": {k: float(v) for k, v in verdict.measured.figures.items()},
                 }
                 for verdict in self.verdicts

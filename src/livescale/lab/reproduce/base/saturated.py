@@ -8,9 +8,8 @@ k; or in the memory of every host, and no instance serves yet.
 from __future__ import annotations
 
 import functools
-import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -22,9 +21,9 @@ from livescale.messages.commands import ChangeDuty
 from livescale.sim.base.config import SimConfig
 from livescale.sim.pools.configs import build_config, first_hosts
 from livescale.sim.pools.limits import PooledModel
-from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
+from livescale.sim.pools.runs import PoolRun, lead_ns, recorded, run_pool
 from livescale.sim.pools.systems import SYSTEMS
-from livescale.telemetry.record.record import StepLine, read_record
+from livescale.telemetry.record.record import AnyLine, StepLine
 from livescale.values.copy_strategies import AllCopies, NoCopies
 from livescale.values.routes import Team
 from livescale.values.units import NS_PER_S
@@ -133,11 +132,12 @@ def play(scene: Scene, system: str, seed: int) -> Ramp:
     """The scene as that system. Requests that fail have no first token."""
     config = scene.config(system)
     rows = [TraceRow(_BURST_AFTER_NS, scene.prompt_tokens, 1)] * scene.requests
-    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        run = run_pool(config, {scene.preset: rows}, lead_ns(config), seed, file)
-        file.flush()
-        burst_ns = run.started_ns + _BURST_AFTER_NS
-        team_ns = _team_ns(Path(file.name), burst_ns)
+    lead = lead_ns(config)
+    burst_ns = lead + _BURST_AFTER_NS
+    run, team_ns = recorded(
+        functools.partial(run_pool, config, {scene.preset: rows}, lead, seed),
+        lambda lines: _team_ns(lines, burst_ns),
+    )
     lines = [line for line in run.result.scales if line.decided_ns >= burst_ns and line.loads]
     grown = min(lines, key=lambda line: line.decided_ns)
     loaded_ns = [load.loaded_ns for load in grown.loads if load.loaded_ns is not None]
@@ -156,12 +156,12 @@ def play(scene: Scene, system: str, seed: int) -> Ramp:
 # -- helpers --------------------------------------------------------------------------------------
 
 
-def _team_ns(record: Path, from_ns: int) -> int:
+def _team_ns(lines: Iterable[AnyLine], from_ns: int) -> int:
     """Members · (end - ready), over all teams. A team is over when the first member leaves it."""
     total = 0
     teams: dict[Team, int] = {}
     duties: dict[int, Team] = {}
-    for line in read_record(record):
+    for line in lines:
         if not isinstance(line, StepLine) or line.now_ns < from_ns:
             continue
         for command in line.commands:

@@ -81,9 +81,7 @@ def kv_percents(run: PoolRun, label: str) -> Curve:
     sent = dict.fromkeys(range(_seconds(run)), 0)
     for at_ns, amount in kv_sent(run):
         sent[_second(run, at_ns)] += amount
-    room = nic_bytes_per_s(run)
-    points = tuple((float(s), 100 * amount / room) for s, amount in sent.items())
-    return Curve(label, points, is_step=True)
+    return _percents(run, sent, label)
 
 
 def per_second(run: PoolRun, carried: Mapping[int, int], label: str) -> Curve:
@@ -99,9 +97,7 @@ def per_second(run: PoolRun, carried: Mapping[int, int], label: str) -> Curve:
         for second in range(first, last + 1):
             sent[second] += (total - before) / (last - first + 1)
         before, last_ns = total, min(now_ns, run.ended_ns)
-    room = nic_bytes_per_s(run)
-    points = tuple((float(s), 100 * amount / room) for s, amount in sent.items())
-    return Curve(label, points, is_step=True)
+    return _percents(run, sent, label)
 
 
 def nic_bytes_per_s(run: PoolRun) -> float:
@@ -111,6 +107,13 @@ def nic_bytes_per_s(run: PoolRun) -> float:
 
 
 # -- helpers --------------------------------------------------------------------------------------
+
+
+def _percents(run: PoolRun, sent: Mapping[int, float], label: str) -> Curve:
+    """Bytes by second, in percent of what the NICs can send."""
+    room = nic_bytes_per_s(run)
+    points = tuple((float(s), 100 * amount / room) for s, amount in sent.items())
+    return Curve(label, points, is_step=True)
 
 
 def _seconds(run: PoolRun) -> int:

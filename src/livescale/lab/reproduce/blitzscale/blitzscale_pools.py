@@ -6,10 +6,7 @@ BlitzScale's and one of QUART's. Runs that several claims look at are made once.
 from __future__ import annotations
 
 import bisect
-import io
-import tempfile
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import msgspec
 
@@ -32,10 +29,8 @@ from livescale.load.traces import TraceRow, rotate
 from livescale.sim.base.config import SimConfig
 from livescale.sim.pools.configs import build_config, tokens_max
 from livescale.sim.pools.limits import PooledModel
-from livescale.sim.pools.runs import PoolRun, fit_rows, lead_ns, run_pool
+from livescale.sim.pools.runs import PoolRun, fit_rows, lead_ns, run_pool, run_with_history
 from livescale.sim.pools.systems import SYSTEMS
-from livescale.telemetry.history.reading import read_history
-from livescale.telemetry.record.record import read_record
 from livescale.telemetry.timeline import host_copy_use
 from livescale.values.copy_strategies import CacheCopies
 from livescale.values.units import NS_PER_S
@@ -253,13 +248,8 @@ def _shared_run(system: str, conditions: Conditions) -> tuple[PoolRun, int]:
         name: rotate(rows, period_ns * number // _SHARING, period_ns)
         for number, name in enumerate(names)
     }
-    record = io.BytesIO()
-    run = run_pool(config, loads, lead_ns(config), conditions.seed, record)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.jsonl"
-        path.write_bytes(record.getvalue())
-        uses = host_copy_use(read_history(read_record(path)))
-    return run, max(use.copies_max for use in uses.values())
+    run, history = run_with_history(config, loads, lead_ns(config), conditions.seed)
+    return run, max(use.copies_max for use in host_copy_use(history).values())
 
 
 def _misses(run: PoolRun) -> Iterator[tuple[float, int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from statistics import fmean
 
 from livescale.lab.reproduce.base.claim import (
     Conditions,
@@ -13,13 +14,15 @@ from livescale.lab.reproduce.base.claim import (
     claim,
 )
 from livescale.lab.reproduce.quart.quart_loads import (
+    ALL,
     BASELINES,
     CVS,
+    LABELS,
     StageSetup,
     devices_held,
+    failed,
     latencies_ns,
     less_percent,
-    mean,
     mean_s,
     percentile_s,
     played,
@@ -28,8 +31,6 @@ from livescale.lab.reproduce.quart.quart_loads import (
 from livescale.sim.pools.runs import PoolRun
 
 _MODEL = "bert-21b"
-_ALL = ("quart", *BASELINES)
-_LABELS = {"quart": "QUART", "infless": "INFless", "inferline": "InferLine", "cocktail": "Cocktail"}
 _LENIENT = 4
 """Times the model's time alone: an SLO that policies aim at where they are told none."""
 _QUANTILES = (25, 50, 75, 90, 95, 99)
@@ -76,18 +77,17 @@ def over_burstiness(conditions: Conditions) -> Measured:
     """QUART §8.3, Figure 7."""
     runs = _runs(conditions)
     good = _each(runs, lambda run: within_percent(run, _LENIENT * _executed_ns()))
-    figures = {"failed": _failed(runs)}
+    figures = {"failed": failed(runs)}
     for name in BASELINES:
         pairs = [(runs["quart"][cv], runs[name][cv]) for cv in CVS]
-        figures[f"{name}_less"] = mean([less_percent(mean_s(a), mean_s(b)) for a, b in pairs])
+        figures[f"{name}_less"] = fmean([less_percent(mean_s(a), mean_s(b)) for a, b in pairs])
         ratios = [good["quart"][cv] / max(good[name][cv], 0.01) for cv in CVS]
-        figures[f"{name}_goodput"] = mean(ratios)
+        figures[f"{name}_goodput"] = fmean(ratios)
         figures[f"{name}_goodput_at_8"] = ratios[-1]
     devices = _each(runs, devices_held)
-    for name in _ALL:
-        figures[f"{name}_devices"] = mean(list(devices[name].values()))
-        for cv in CVS:
-            figures[f"{name}_cv_{cv:g}_in_slo"] = good[name][cv]
+    for name in ALL:
+        figures[f"{name}_devices"] = fmean(list(devices[name].values()))
+    figures |= _by_cv(good, "in_slo")
     return Measured(
         figures, _picture("Requests within the lenient SLO (Figure 7b)", "percent", good)
     )
@@ -110,11 +110,8 @@ def growth_with_burstiness(conditions: Conditions) -> Measured:
     """QUART §8.3, Figure 7 (a)."""
     runs = _runs(conditions)
     means = _each(runs, mean_s)
-    figures = {name: means[name][CVS[-1]] / means[name][CVS[0]] for name in _ALL}
-    for name in _ALL:
-        for cv in CVS:
-            figures[f"{name}_cv_{cv:g}_s"] = means[name][cv]
-    figures["failed"] = _failed(runs)
+    figures = {name: means[name][CVS[-1]] / means[name][CVS[0]] for name in ALL}
+    figures |= _by_cv(means, "s") | {"failed": failed(runs)}
     return Measured(figures, _picture("Mean latency (Figure 7a)", "s", means))
 
 
@@ -145,11 +142,9 @@ def queue_lengths(conditions: Conditions) -> Measured:
         "most_at": most_at,
         "inferline_most": max(ratios["inferline"].values()),
         "cocktail_most": max(ratios["cocktail"].values()),
-        "failed": _failed(runs),
+        "failed": failed(runs),
     }
-    for name in _ALL:
-        for cv in CVS:
-            figures[f"{name}_cv_{cv:g}_waiting"] = queues[name][cv]
+    figures |= _by_cv(queues, "waiting")
     return Measured(figures, _picture("Requests that wait (Figure 8b)", "requests", queues))
 
 
@@ -166,7 +161,7 @@ def queue_lengths(conditions: Conditions) -> Measured:
 )
 def quantiles(conditions: Conditions) -> Measured:
     """QUART §8.4, Figure 8 (a)."""
-    runs = {name: played(StageSetup(_MODEL, 4.0), name, conditions) for name in _ALL}
+    runs = {name: played(StageSetup(_MODEL, 4.0), name, conditions) for name in ALL}
     times = {name: {q: percentile_s(run, q) for q in _QUANTILES} for name, run in runs.items()}
     least = {q: min(its[q] for its in times.values()) for q in _QUANTILES}
     figures: dict[str, float] = {
@@ -174,10 +169,10 @@ def quantiles(conditions: Conditions) -> Measured:
         "shortest": sum(times["quart"][q] <= least[q] for q in _QUANTILES),
         "failed": sum(run.failed for run in runs.values()),
     }
-    for name in _ALL:
+    for name in ALL:
         figures |= {f"{name}_p{q}_s": s for q, s in times[name].items()}
     curves = tuple(
-        Curve(_LABELS[name], tuple((float(q), s) for q, s in times[name].items())) for name in _ALL
+        Curve(LABELS[name], tuple((float(q), s) for q, s in times[name].items())) for name in ALL
     )
     return Measured(figures, Picture("Latency at CV 4 (Figure 8a)", "percent", "s", curves))
 
@@ -194,12 +189,21 @@ def _executed_ns() -> int:
 def _runs(conditions: Conditions) -> _Runs:
     """By system and CV."""
     return {
-        name: {cv: played(StageSetup(_MODEL, cv), name, conditions) for cv in CVS} for name in _ALL
+        name: {cv: played(StageSetup(_MODEL, cv), name, conditions) for cv in CVS} for name in ALL
     }
 
 
 def _each(runs: _Runs, figure: Callable[[PoolRun], float]) -> dict[str, dict[float, float]]:
     return {name: {cv: figure(run) for cv, run in its.items()} for name, its in runs.items()}
+
+
+def _by_cv(values: Mapping[str, Mapping[float, float]], unit: str) -> dict[str, float]:
+    """As figures, by their names."""
+    return {
+        f"{name}_cv_{cv:g}_{unit}": value
+        for name, its in values.items()
+        for cv, value in its.items()
+    }
 
 
 def _waiting(run: PoolRun) -> float:
@@ -208,10 +212,6 @@ def _waiting(run: PoolRun) -> float:
     return waited_ns / (run.ended_ns - run.started_ns)
 
 
-def _failed(runs: _Runs) -> float:
-    return float(sum(run.failed for its in runs.values() for run in its.values()))
-
-
 def _picture(title: str, unit: str, values: Mapping[str, Mapping[float, float]]) -> Picture:
-    curves = tuple(Curve(_LABELS[name], tuple(its.items())) for name, its in values.items())
+    curves = tuple(Curve(LABELS[name], tuple(its.items())) for name, its in values.items())
     return Picture(title, "CV of arrivals", unit, curves)

@@ -7,8 +7,10 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
 from livescale.config.slo import percentile
 from livescale.lab.reproduce.base.claim import Conditions
@@ -38,6 +40,8 @@ MODELS = {
     "wideresnet": "WideResNet",
 }
 BASELINES = ("infless", "inferline", "cocktail")
+ALL = ("quart", *BASELINES)
+LABELS = {"quart": "QUART", "infless": "INFless", "inferline": "InferLine", "cocktail": "Cocktail"}
 CVS = (0.1, 1.0, 2.0, 4.0, 8.0)
 SLO_PERCENT = 150
 """Of a model's time alone: what Q3 is judged by, and what policies that know an SLO aim at."""
@@ -123,8 +127,7 @@ def latencies_ns(run: PoolRun) -> list[int]:
 
 
 def mean_s(run: PoolRun) -> float:
-    times = latencies_ns(run)
-    return sum(times) / len(times) / NS_PER_S
+    return fmean(latencies_ns(run)) / NS_PER_S
 
 
 def second_burst_s(run: PoolRun) -> float:
@@ -133,7 +136,7 @@ def second_burst_s(run: PoolRun) -> float:
     times = [
         t.ttft_ns for t in run.timings() if t.scheduled_ns >= from_ns and t.ttft_ns is not None
     ]
-    return sum(times) / len(times) / NS_PER_S
+    return fmean(times) / NS_PER_S
 
 
 def percentile_s(run: PoolRun, q: int) -> float:
@@ -155,13 +158,14 @@ def good_per_device_s(run: PoolRun, slo_ns: int) -> float:
     return sum(ns <= slo_ns for ns in latencies_ns(run)) * NS_PER_S / run.device_ns()
 
 
+def failed(runs: Mapping[str, Mapping[Any, PoolRun]]) -> float:
+    """Requests that failed, of all these runs."""
+    return float(sum(run.failed for its in runs.values() for run in its.values()))
+
+
 def less_percent(ours: float, theirs: float) -> float:
     """How much less ours is."""
     return 100 * (1 - ours / theirs)
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 # -- helpers --------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from statistics import fmean
 
 from livescale.lab.reproduce.base.claim import (
     Conditions,
@@ -13,13 +14,15 @@ from livescale.lab.reproduce.base.claim import (
     claim,
 )
 from livescale.lab.reproduce.quart.quart_loads import (
+    ALL,
     BASELINES,
+    LABELS,
     MODELS,
     SLO_PERCENT,
     StageSetup,
+    failed,
     good_per_device_s,
     less_percent,
-    mean,
     mean_s,
     percentile_s,
     played,
@@ -27,8 +30,6 @@ from livescale.lab.reproduce.quart.quart_loads import (
 )
 from livescale.sim.pools.runs import PoolRun
 
-_ALL = ("quart", *BASELINES)
-_NAMES = {"quart": "QUART", "infless": "INFless", "inferline": "InferLine", "cocktail": "Cocktail"}
 _ASSUMED = (
     "one of the eight stages takes 1.5 × as long as another (assumed); generated bursts in place of"
     " MAF's; the baselines' policies by their papers' rules, loading from disk"
@@ -60,21 +61,14 @@ def mean_latency(conditions: Conditions) -> Measured:
     """QUART §8.2, Figure 6 (a)."""
     runs = _runs(conditions)
     means = {name: {m: mean_s(run) for m, run in its.items()} for name, its in runs.items()}
-    figures = {"failed": _failed(runs)}
+    figures = {"failed": failed(runs)}
     for name in BASELINES:
-        figures[name] = mean([less_percent(means["quart"][m], means[name][m]) for m in MODELS])
+        figures[name] = fmean([less_percent(means["quart"][m], means[name][m]) for m in MODELS])
         figures[f"{name}_devices"] = 100 * _device_ns(runs["quart"]) / _device_ns(runs[name])
-    for name in _ALL:
+    for name in ALL:
         for model, label in MODELS.items():
             figures[f"{name}_{label.lower()}_s"] = means[name][model]
-    curves = tuple(
-        Curve(_NAMES[name], tuple((float(i), means[name][m]) for i, m in enumerate(MODELS)))
-        for name in _ALL
-    )
-    names = tuple(MODELS.values())
-    return Measured(
-        figures, Picture("Mean latency under bursts (Figure 6a)", "", "s", curves, names=names)
-    )
+    return Measured(figures, _bars("Mean latency under bursts (Figure 6a)", runs, mean_s))
 
 
 @claim(
@@ -92,7 +86,7 @@ def mean_latency(conditions: Conditions) -> Measured:
 def beside_cocktail(conditions: Conditions) -> Measured:
     """QUART §8.2, Figure 6 (a); 75th and 99th percentiles as in Figures 6 (c) and (d)."""
     runs = _runs(conditions)
-    figures = {"failed": _failed(runs)}
+    figures = {"failed": failed(runs)}
     for model, label in MODELS.items():
         ours, theirs = runs["quart"][model], runs["cocktail"][model]
         figures[label.lower()] = less_percent(mean_s(ours), mean_s(theirs))
@@ -100,19 +94,9 @@ def beside_cocktail(conditions: Conditions) -> Measured:
             figures[f"{label.lower()}_p{q}"] = less_percent(
                 percentile_s(ours, q), percentile_s(theirs, q)
             )
-    figures["mean"] = mean([figures[label.lower()] for label in MODELS.values()])
-    curves = tuple(
-        Curve(
-            _NAMES[name],
-            tuple((float(i), percentile_s(runs[name][m], 99)) for i, m in enumerate(MODELS)),
-        )
-        for name in _ALL
-    )
-    names = tuple(MODELS.values())
-    return Measured(
-        figures,
-        Picture("99th percentile under bursts (Figure 6d)", "", "s", curves, names=names),
-    )
+    figures["mean"] = fmean([figures[label.lower()] for label in MODELS.values()])
+    title = "99th percentile under bursts (Figure 6d)"
+    return Measured(figures, _bars(title, runs, lambda run: percentile_s(run, 99)))
 
 
 @claim(
@@ -145,13 +129,13 @@ def within_slo(conditions: Conditions) -> Measured:
         for name, its in runs.items()
     }
     judged = {name: its[SLO_PERCENT] for name, its in shares.items()}
-    figures = {"failed": _failed(runs), **judged}
+    figures = {"failed": failed(runs), **judged}
     for name in BASELINES:
         figures[f"{name}_ratio"] = judged["quart"] / max(judged[name], 0.01)
         figures[f"{name}_per_device"] = _per_device(runs["quart"]) / _per_device(runs[name])
     curves = tuple(
-        Curve(_NAMES[name], tuple((p / 100, share) for p, share in shares[name].items()))
-        for name in _ALL
+        Curve(LABELS[name], tuple((p / 100, share) for p, share in shares[name].items()))
+        for name in ALL
     )
     picture = Picture(
         "Requests within the SLO (Figure 6b)", "SLO, in times alone", "percent", curves
@@ -168,12 +152,17 @@ def _runs(conditions: Conditions) -> _Runs:
     """By system and model."""
     return {
         name: {model: played(StageSetup(model), name, conditions) for model in MODELS}
-        for name in _ALL
+        for name in ALL
     }
 
 
-def _failed(runs: _Runs) -> float:
-    return float(sum(run.failed for its in runs.values() for run in its.values()))
+def _bars(title: str, runs: _Runs, figure: Callable[[PoolRun], float]) -> Picture:
+    """By model, of each system."""
+    curves = tuple(
+        Curve(LABELS[name], tuple((float(i), figure(its[m])) for i, m in enumerate(MODELS)))
+        for name, its in runs.items()
+    )
+    return Picture(title, "", "s", curves, names=tuple(MODELS.values()))
 
 
 def _device_ns(runs: Mapping[str, PoolRun]) -> float:
@@ -182,19 +171,15 @@ def _device_ns(runs: Mapping[str, PoolRun]) -> float:
 
 def _per_device(runs: Mapping[str, PoolRun]) -> float:
     """Requests within the SLO per second of devices, the mean of all models."""
-    return mean(
-        [
-            good_per_device_s(run, StageSetup(model).executed_ns * SLO_PERCENT // 100)
-            for model, run in runs.items()
-        ]
+    return fmean(
+        good_per_device_s(run, StageSetup(model).executed_ns * SLO_PERCENT // 100)
+        for model, run in runs.items()
     )
 
 
 def _share(runs: Mapping[str, PoolRun], percent: int) -> float:
     """Percent of requests within that SLO, the mean of all models."""
-    return mean(
-        [
-            within_percent(run, StageSetup(model).executed_ns * percent // 100)
-            for model, run in runs.items()
-        ]
+    return fmean(
+        within_percent(run, StageSetup(model).executed_ns * percent // 100)
+        for model, run in runs.items()
     )

@@ -7,6 +7,7 @@ a fixed pool of its device time, its steps one after the other, and loads by our
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from livescale.control.multicast.planner import make_plan
 from livescale.control.multicast.request import PlanRequest, Source
@@ -27,7 +28,6 @@ from livescale.lab.reproduce.quart.quart_loads import (
     StageSetup,
     devices_held,
     good_per_device_s,
-    mean,
     mean_s,
     percentile_s,
     played,
@@ -191,7 +191,7 @@ def multicast_stages(conditions: Conditions) -> Measured:
     figures = _beside(runs) | {"quart_copies": stages * hosts, "multicast_copies": stages}
     for name, run in runs.items():
         figures[f"{name}_p99_s"] = percentile_s(run, 99)
-        figures[f"{name}_load_s"] = mean(_load_times_s(run))
+        figures[f"{name}_load_s"] = fmean(_load_times_s(run))
     return Measured(figures)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from livescale.lab.bench.peers.line_server import Job, serve_lines
+from livescale.lab.bench.peers.line_server import Job, answering, serve_lines
 
 
 def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
@@ -17,7 +17,7 @@ def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
     from livescale.lab.bench.peers.engines.probed_worker import ProbedWorker
 
     worker = ProbedWorker(job, process_ns)
-    return "a worker", lambda order: getattr(worker, order["do"])(order)
+    return "a worker", answering(worker)
 
 
 if __name__ == "__main__":
