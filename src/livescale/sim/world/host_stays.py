@@ -26,7 +26,8 @@ class Go(Protocol):
 
 
 class HostStays:
-    """Hosts of a world that do not stay from its begin to its end."""
+    """Hosts of a world that do not stay from its begin to its end. Make it before the members come
+    to life."""
 
     def __init__(
         self,
@@ -43,15 +44,12 @@ class HostStays:
         self._leaving: dict[str, Go] = {}
         #: of the controller's present life
         self._departures = Departures()
-
-    def schedule(self) -> None:
-        """Before the members come to life."""
-        for stay in self._config.stays:
+        for stay in config.stays:
             if stay.from_ns:
-                self._members.away_until_ns[stay.host] = stay.from_ns
+                members.away_until_ns[stay.host] = stay.from_ns
             if stay.until_ns is not None:
                 go = partial(self._leave, stay)
-                self._clock.at(stay.until_ns, partial(self.want, stay.host, stay.patience_ns, go))
+                clock.at(stay.until_ns, partial(self.want, stay.host, stay.patience_ns, go))
 
     def meet(self, life: ControllerLife) -> None:
         """A controller is there: hosts that want to leave say so again."""

@@ -13,7 +13,6 @@ from typing import Any
 
 from livescale.batching.lines.stage_batcher import StageBatcher
 from livescale.batching.lines.team_batcher import TeamBatcher
-from livescale.batching.runs.run import Run
 from livescale.clusters.topology import Device, Host
 from livescale.member import effects, inputs
 from livescale.member.fence import Fence
@@ -45,6 +44,8 @@ from livescale.values.types import (
 
 _STEPS_MAX = 1 << 20
 _PROGRESS = inputs.RunEnded | inputs.LayersRan
+_OF_BYTES = (effects.Release, effects.Reach, effects.KeepLayers, effects.ForgetRows)
+"""Effects that mean nothing where bytes have no values."""
 
 
 @dataclass(slots=True)
@@ -104,7 +105,15 @@ class SimMember:
                 report_gap_ns=config.report_gap_ns,
             )
             self.member = Member(ref, self.device.arena_bytes, limits)
-            self._executor = SimExecutor(config, self.device, around.clock, around.poison, self)
+            self._executor = SimExecutor(
+                config,
+                self.device,
+                around.clock,
+                around.poison,
+                shorten=self.member.shorten,
+                progressed=self._progressed,
+                killed=partial(around.killed, ref),
+            )
         #: which controllers may be met
         self.fence = Fence()
         #: until then there is no memory, or the executor fails
@@ -130,7 +139,6 @@ class SimMember:
             effects.RefuseOrder: lambda effect: around.fences.refused(ref, effect.command),
             effects.Fetch: self._fetch,
             effects.TakeUp: self._take_up,
-            effects.Release: self._release,
             effects.AmendFetch: self._amend,
             effects.DropFetch: self._drop,
             effects.Assign: self._assign,
@@ -140,7 +148,7 @@ class SimMember:
             effects.Execute: self._execute,
             effects.TakeOver: self._show,
             effects.WriteKv: self._show,
-            **dict.fromkeys((effects.Reach, effects.KeepLayers, effects.ForgetRows), _nothing),
+            **dict.fromkeys(_OF_BYTES, lambda _: None),
         }
 
     # -- life -----------------------------------------------------------------------------------
@@ -309,9 +317,6 @@ class SimMember:
         arrival.order = effect.order
         self._arrivals[effect.plan] = arrival
 
-    def _release(self, effect: effects.Release) -> None:
-        """Nothing computes there; what the checkers know of it follows the step."""
-
     def _check_assignment(self, order: StartHolding) -> None:
         """Before the member has anything of the order."""
         if order.duty is not None:
@@ -373,19 +378,7 @@ class SimMember:
         self._show(effect)
         self.executor.start(effect, effect.report_due_ns - self._ahead_ns)
 
-    # -- what its executor asks for and tells ---------------------------------------------------
-
-    def shorten(self, steps: int) -> Run:
-        return self.member.shorten(steps)
-
-    def killed(self) -> None:
-        self._around.killed(self.ref)
-
-    def progressed(self, news: inputs.RunEnded | inputs.LayersRan) -> None:
+    def _progressed(self, news: inputs.RunEnded | inputs.LayersRan) -> None:
         self._around.live_checker.ran(self._duty, news)
         self._inbox.insert(0, news)
         self._step()
-
-
-def _nothing(_: object) -> None:
-    """Effects that mean nothing where bytes have no values."""
