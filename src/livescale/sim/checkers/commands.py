@@ -40,7 +40,7 @@ class CommandChecker:
         self._turns = TurnChecker(self._knowledge, self._answers, failures, config.sequences_max)
         self._ahead = AheadChecker(self._knowledge, self._answers, config.binding)
         self._failed = KnownFailures(self._knowledge)
-        self._departures = DepartureChecker(self._knowledge)
+        self.departures = DepartureChecker(self._knowledge)
         self._duties = DutyChecker(self._knowledge)
         self._totals = StageTotalChecker(self._knowledge, config.scaling)
         self._cores = CoreChecker(self._knowledge, config.scaling)
@@ -63,7 +63,7 @@ class CommandChecker:
                 continue
             self._answers.absorb(event, now_ns)
             self._failures.absorb(self._failed, now_ns, event)
-            self._departures.absorb(event)
+            self.departures.absorb(event)
             self._cores.absorb(event)
             self._knowledge.absorb(event)
             self._turns.absorb(event)
@@ -75,7 +75,7 @@ class CommandChecker:
             self._turns.check(command)
             self._ahead.check(command)
             self._failures.check(self._failed, now_ns, command)
-            self._departures.check(command)
+            self.departures.check(command)
             self._cores.check(command)
             self._knowledge.ordered(command)
             if isinstance(command, commands.StartHolding):
@@ -85,10 +85,6 @@ class CommandChecker:
         for command in ordered:
             if isinstance(command, commands.Resume):
                 self._check_resumed(command)
-
-    def lets_go(self, members: Sequence[WorkerRef]) -> None:
-        """These members were told in the last step that they may go."""
-        self._departures.lets_go(members)
 
     def all_answered(self) -> None:
         self._answers.all_answered()
@@ -151,7 +147,7 @@ class CommandChecker:
             serving = [i for i in knowledge.holders(model) if i not in knowledge.draining]
             others = [instance for instance in serving if instance != command.instance]
             loading = knowledge.loading(model)
-            is_leaving = self._departures.is_leaving(model, command.instance)
+            is_leaving = self.departures.is_leaving(model, command.instance)
             rule = "while others load, the last instance that serves stays, if its host does"
             require(bool(others) or not loading or is_leaving, rule, command, loading)
 

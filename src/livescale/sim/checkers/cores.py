@@ -27,15 +27,12 @@ class CoreChecker:
 
     def absorb(self, event: events.AnyEvent) -> None:
         """Before the knowledge has this event."""
+        for member in self._knowledge.lost_by(event):
+            self._lost(member)
         if isinstance(event, events.WorkerJoined):
-            before = self._knowledge.predecessors(event.worker)
-            if before is not None:
-                for old in before:
-                    self._lost(old)
+            if self._knowledge.predecessors(event.worker) is not None:
                 self._hosts[event.worker] = event.device.host
                 self._told[event.worker], self._own[event.worker] = event.cores, event.own_cores
-        elif isinstance(event, events.WorkerLost):
-            self._lost(event.worker)
         elif isinstance(event, events.CoresChanged) and event.worker in self._told:
             # Orders of earlier lives are answered, too.
             if self._open.get(event.worker) == event.asked:

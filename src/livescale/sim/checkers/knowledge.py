@@ -158,6 +158,14 @@ class Knowledge:
         others = [other for other in self.memory_bytes if other.worker == member.worker]
         return None if any(other >= member for other in others) else others
 
+    def lost_by(self, event: events.AnyEvent) -> list[WorkerRef]:
+        """Members that are gone by this event, before it is absorbed."""
+        if isinstance(event, events.WorkerLost):
+            return [event.worker]
+        if isinstance(event, events.WorkerJoined):
+            return self.predecessors(event.worker) or []
+        return self.predecessors(event.agent) or [] if isinstance(event, events.AgentJoined) else []
+
     # -- what happened --------------------------------------------------------------------------
 
     def absorb(self, event: events.AnyEvent) -> None:

@@ -108,10 +108,8 @@ class ClaimedHosts:
         if host is None:
             del self._claims[number]
         else:
-            go = partial(self._go, number, host)
-            self._stays.want(host, self._demand.patience_ns, go)
+            self._stays.want(host, self._demand.patience_ns, partial(self._gone, number, host))
 
-    def _go(self, number: int, host: str, *, is_let_go: bool) -> None:
-        self._members.leave(host, None, is_let_go=is_let_go)
+    def _gone(self, number: int, host: str) -> None:
         self._ledger.leave(host)
         del self._claims[number]

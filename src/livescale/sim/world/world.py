@@ -255,9 +255,6 @@ class SimWorld:
 
     # -- models ---------------------------------------------------------------------------------
 
-    def _serves(self, model: str) -> bool:
-        return model in self._policies and model not in self._leaving
-
     def _offers(self, model: str) -> bool:
         """Clients may ask for it."""
         specs = [policy.spec for policy in self._policies.values()]
@@ -270,7 +267,7 @@ class SimWorld:
             event: events.AnyEvent = events.ModelAdded(change.added)
         elif change.changed is not None:
             name = change.changed.spec.name
-            if not self._serves(name):
+            if name not in self._policies or name in self._leaving:
                 return
             self._policies[name] = change.changed
             event = events.ModelChanged(change.changed)
