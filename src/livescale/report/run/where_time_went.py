@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from livescale.report.run.terminal import seconds
 from livescale.telemetry.history.device_time import DeviceTime
 from livescale.telemetry.history.waiting import SlowRequests
@@ -9,32 +11,19 @@ from livescale.values.units import NS_PER_S
 
 
 def device_figures(spent: DeviceTime) -> dict[str, float]:
-    """Device-seconds by use. Lost ones are left out where no worker was lost."""
-    parts_ns = {
-        "load": spent.load_ns,
-        "serve": spent.serve_ns,
-        "drain": spent.drain_ns,
-        "spare": spent.spare_ns,
-        "idle": spent.idle_ns,
-    }
-    if spent.lost_ns:
-        parts_ns["lost"] = spent.lost_ns
-    return {f"device_{name}_s": part_ns / NS_PER_S for name, part_ns in parts_ns.items()}
+    """Device-seconds by use, called as the fields are: "device_load_s" for `load_ns`. Lost ones
+    are left out where no worker was lost."""
+    parts_ns = {name: ns for name, ns in asdict(spent).items() if ns or name != "lost_ns"}
+    return {f"device_{_called(name)}_s": ns / NS_PER_S for name, ns in parts_ns.items()}
 
 
 def slow_figures(slow: SlowRequests) -> dict[str, float]:
-    """How many requests are the slowest, and the means of their times in seconds; without any,
-    nothing."""
+    """How many requests are the slowest, and the means of their times in seconds, called as the
+    fields are: "slow_ttft_s" for `ttft_ns`. Without any, nothing."""
     if not slow.requests:
         return {}
-    sums_ns = {
-        "ttft": slow.ttft_ns,
-        "loading": slow.loading_ns,
-        "full": slow.full_ns,
-        "held_back": slow.held_back_ns,
-        "compute": slow.compute_ns,
-    }
-    means = {f"slow_{name}_s": ns / slow.requests / NS_PER_S for name, ns in sums_ns.items()}
+    sums_ns = {name: ns for name, ns in asdict(slow).items() if name != "requests"}
+    means = {f"slow_{_called(n)}_s": ns / slow.requests / NS_PER_S for n, ns in sums_ns.items()}
     return {"slow_requests": slow.requests, **means}
 
 
@@ -66,3 +55,7 @@ def slow_text(slow: SlowRequests) -> str:
     parts = [f"{seconds(ns / slow.requests / NS_PER_S)} {name}" for name, ns in words.items()]
     mean_s = slow.ttft_ns / slow.requests / NS_PER_S
     return f"{seconds(mean_s)} to the first token on average: {', '.join(parts)}"
+
+
+def _called(field: str) -> str:
+    return field.removesuffix("_ns")
