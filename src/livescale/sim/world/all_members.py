@@ -240,7 +240,7 @@ class Members:
         if before is not None:
             before.report(ref, Fenced(life.epoch))
         self._around.fences.met(ref, life.epoch)
-        life.meet(member)
+        life.meet(ref, member.take_order)
         reports, cores = member.member.reports, member.member.cores
         if member.host is not None:
             life.report(ref, events.AgentJoined(ref, member.host, reports))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from livescale.control.controller import Controller
 from livescale.control.state.config import ControllerConfig
@@ -18,7 +18,6 @@ from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.tables import TableChecker
 from livescale.sim.links.channel import Delays, LossyChannel, SimChannel
 from livescale.sim.world.gateway import SimGateway
-from livescale.sim.world.member_shell import SimMember
 from livescale.values.types import RequestId, WorkerRef
 
 Stepped = Callable[
@@ -26,6 +25,12 @@ Stepped = Callable[
 ]
 Peer = WorkerRef | str
 """A member, or the name of a gateway."""
+
+
+class TakeOrder(Protocol):
+    """How a member gets an order of this epoch."""
+
+    def __call__(self, order: MemberOrder, *, epoch: ControllerEpoch) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +85,14 @@ class ControllerLife:
         self._orders[gateway.name] = SimChannel(self._clock, delay, take_order)
         gateway.joined(epoch)
 
-    def meet(self, member: SimMember) -> None:
+    def meet(self, member: WorkerRef, take_order: TakeOrder) -> None:
         """A connection to the member is open."""
         delays = self._delays
-        self._uplinks[member.ref] = LossyChannel(
+        self._uplinks[member] = LossyChannel(
             self._clock, delays.of_worker_ns, self.push, delays.loses
         )
-        take_order = partial(member.take_order, epoch=self.epoch)
-        self._orders[member.ref] = SimChannel(self._clock, delays.plain_ns, take_order)
+        take_order = partial(take_order, epoch=self.epoch)
+        self._orders[member] = SimChannel(self._clock, delays.plain_ns, take_order)
 
     def has_met(self, peer: Peer) -> bool:
         return peer in self._uplinks
