@@ -9,8 +9,9 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
+from typing import Protocol
 
 from livescale.batching.runs.run import Run
 from livescale.clusters.topology import Device
@@ -29,6 +30,19 @@ _NOTHING = (0,)
 """In the place of a token that could not be computed: no token is 0."""
 
 
+class ExecutorOwner(Protocol):
+    """The worker that an executor belongs to."""
+
+    def shorten(self, steps: int) -> Run:
+        """The Run in flight ends after so many steps."""
+
+    def progressed(self, news: RunEnded | LayersRan) -> None:
+        """A Run's result, or how far one is of which that is to be told."""
+
+    def killed(self) -> None:
+        """The worker ends."""
+
+
 class SimExecutor:
     """One model at a time, one Run after the other."""
 
@@ -38,17 +52,14 @@ class SimExecutor:
         device: Device,
         clock: Clock,
         poison: Poison,
-        shorten: Callable[[int], Run],
-        progressed: Callable[[RunEnded | LayersRan], None],
-        killed: Callable[[], None],
+        owner: ExecutorOwner,
     ) -> None:
-        """`shorten` lets the Run in flight end after so many steps, `progressed` gets the result of
-        one, or how far it is, and the worker is `killed` by what the `poison` says."""
+        """The worker is killed by what the `poison` says."""
         self._config = config
         self._device = device
         self._clock = clock
         self._poison = poison
-        self._shorten, self._progressed, self._killed = shorten, progressed, killed
+        self._owner = owner
         self._spec: ModelSpec | None = None
         self._cores_model: CoresModel | None = None
         self._latency: AnyLatency | None = None
@@ -118,7 +129,7 @@ class SimExecutor:
             self.step_ns = list(itertools.accumulate(times, initial=now_ns))[1:]
             last = min(bisect.bisect_left(self.step_ns, due_ns) + 1, steps)
             del self.step_ns[last:]
-            run = self._shorten(last)
+            run = self._owner.shorten(last)
         self._end_later(run)
 
     def end_stretch(self) -> None:
@@ -128,7 +139,7 @@ class SimExecutor:
         over = bisect.bisect_right(self.step_ns, self._clock.now_ns)
         if over + 1 < self._run.steps:
             del self.step_ns[over + 1 :]
-            self._end_later(self._shorten(over + 1))
+            self._end_later(self._owner.shorten(over + 1))
 
     def stop(self) -> None:
         """Nothing comes of the Runs in flight."""
@@ -153,7 +164,7 @@ class SimExecutor:
 
     def _tell(self, run: Run, ran: LayersRan) -> None:
         if self._run is run:
-            self._progressed(ran)
+            self._owner.progressed(ran)
 
     def _end(self, run: Run) -> None:
         if self._run is not run:
@@ -161,7 +172,7 @@ class SimExecutor:
         self._run = None
         assert self._spec is not None
         if self._poison.kills(run, self._spec):
-            self._killed()
+            self._owner.killed()
             return
         faulty = self._poison.faulty(run, self._spec)
         # The token at a position is the position: another computation of it gives the same.
@@ -174,7 +185,7 @@ class SimExecutor:
             places = zip(sampling, token_ids, strict=True)
             token_ids = [_NOTHING if pair in failed else tokens for pair, tokens in places]
         elapsed_ns = self.step_ns[-1] - began_ns
-        self._progressed(RunEnded(token_ids, elapsed_ns, faulty=faulty))
+        self._owner.progressed(RunEnded(token_ids, elapsed_ns, faulty=faulty))
         self._begin_waiting()
 
     def _begin_waiting(self) -> None:

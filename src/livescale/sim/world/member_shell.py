@@ -13,6 +13,7 @@ from typing import Any
 
 from livescale.batching.lines.stage_batcher import StageBatcher
 from livescale.batching.lines.team_batcher import TeamBatcher
+from livescale.batching.runs.run import Run
 from livescale.clusters.topology import Device, Host
 from livescale.member import effects, inputs
 from livescale.member.fence import Fence
@@ -105,15 +106,7 @@ class SimMember:
                 report_gap_ns=config.report_gap_ns,
             )
             self.member = Member(ref, self.device.arena_bytes, limits)
-            self._executor = SimExecutor(
-                config,
-                self.device,
-                around.clock,
-                around.poison,
-                shorten=self.member.shorten,
-                progressed=self._progressed,
-                killed=partial(around.killed, ref),
-            )
+            self._executor = SimExecutor(config, self.device, around.clock, around.poison, self)
         #: which controllers may be met
         self.fence = Fence()
         #: until then there is no memory, or the executor fails
@@ -378,7 +371,15 @@ class SimMember:
         self._show(effect)
         self.executor.start(effect, effect.report_due_ns - self._ahead_ns)
 
-    def _progressed(self, news: inputs.RunEnded | inputs.LayersRan) -> None:
+    # -- what its executor asks for and tells ---------------------------------------------------
+
+    def shorten(self, steps: int) -> Run:
+        return self.member.shorten(steps)
+
+    def killed(self) -> None:
+        self._around.killed(self.ref)
+
+    def progressed(self, news: inputs.RunEnded | inputs.LayersRan) -> None:
         self._around.live_checker.ran(self._duty, news)
         self._inbox.insert(0, news)
         self._step()
