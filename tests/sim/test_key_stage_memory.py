@@ -17,7 +17,7 @@ from worlds import MS, make_model
 
 from livescale.control.policy import placement as placement_module
 from livescale.control.policy.placement import Discard, Keep
-from livescale.sim.checkers.errors import InvariantBroken
+from livescale.sim.checkers.invariants import InvariantBroken
 from livescale.values.copy_strategies import CacheCopies, KeyStageCopies, NoCopies, Placement
 from livescale.values.scaling_policies import ModelPolicy, StagesByQueue
 

@@ -17,7 +17,7 @@ from effort import mostly_long
 from livescale.messages.commands import AnyCommand, CoresDecided, ScaleDecided, SetCores
 from livescale.messages.events import AnyEvent, CoresChanged
 from livescale.sim.base.config import FaultConfig, SimConfig
-from livescale.sim.checkers.errors import InvariantBroken
+from livescale.sim.checkers.invariants import InvariantBroken
 from livescale.sim.world.simulate import simulate
 from livescale.telemetry.record.record import StepLine, read_record
 from livescale.values.scaling_policies import CoresModel, StagesByQueue

@@ -11,7 +11,7 @@ from worlds import MS, Row
 
 from livescale.config.variation import variation_weights
 from livescale.sim.base.config import FaultConfig, ModelChange
-from livescale.sim.checkers.errors import InvariantBroken
+from livescale.sim.checkers.invariants import InvariantBroken
 from livescale.sim.world.simulate import simulate
 from livescale.values.bindings import LateBinding
 from livescale.values.scaling_policies import StagesByQueue

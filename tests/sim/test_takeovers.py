@@ -17,7 +17,7 @@ from livescale.member.effects import RefuseOrder
 from livescale.member.fence import Fence
 from livescale.member.member import Member
 from livescale.messages.epochs import ControllerEpoch
-from livescale.sim.checkers.errors import InvariantBroken
+from livescale.sim.checkers.invariants import InvariantBroken
 from livescale.sim.swarm.seeds import draw_world, run_seed
 from livescale.sim.world.simulate import simulate
 from livescale.values.types import WorkerRef

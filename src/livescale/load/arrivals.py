@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ import msgspec
 
 from livescale.common.settings import unknown
 from livescale.load.formats import ParsedTrace, TraceError, TraceRow, parse_trace_file
-from livescale.load.traces import burst_trace, find_trace
+from livescale.load.traces import burst_trace, drawn_length, find_trace
 from livescale.values.types import Value
 from livescale.values.units import NS_PER_S
 
@@ -53,8 +54,8 @@ class GammaShape(Value, frozen=True, kw_only=True):
             raise ValueError("input_sigma and output_sigma lie in 0 to 4")
 
 
-class _GammaName(Value, frozen=True, kw_only=True):
-    """What may stand behind `gamma:` besides the shape."""
+class _GammaName(GammaShape, frozen=True, kw_only=True):
+    """What may stand behind `gamma:`: the shape, and more."""
 
     rate: float
     seconds: float = 600.0
@@ -105,18 +106,15 @@ def gamma_trace(
     """
     arrivals = gamma_arrivals(requests_per_s, shape.cv, duration_ns, seed)
     if payloads:
-        count = len(payloads)
         return [
-            TraceRow(at_ns, payload.input_tokens, payload.output_tokens)
-            for number, at_ns in enumerate(arrivals)
-            for payload in (payloads[number % count],)
+            payload.at(at_ns) for payload, at_ns in zip(cycle(payloads), arrivals, strict=False)
         ]
     rng = random.Random(f"lengths {seed}")
     return [
         TraceRow(
             at_ns,
-            _length(rng, shape.input, shape.input_sigma),
-            _length(rng, shape.output, shape.output_sigma),
+            drawn_length(rng, shape.input, shape.input_sigma),
+            drawn_length(rng, shape.output, shape.output_sigma),
         )
         for at_ns in arrivals
     ]
@@ -158,10 +156,6 @@ def payloads_of(shape: GammaShape, data_dir: Path | None) -> list[TraceRow]:
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
-def _length(rng: random.Random, median: int, sigma: float) -> int:
-    return max(1, round(rng.lognormvariate(math.log(median), sigma))) if sigma else median
-
-
 def _pairs(text: str) -> dict[str, str]:
     """The settings in "rate=6,cv=4"."""
     pairs: dict[str, str] = {}
@@ -174,16 +168,13 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def _gamma(pairs: dict[str, str], data_dir: Path | None, seed: int) -> list[TraceRow]:
-    _check_keys(pairs, (*GammaShape.__struct_fields__, *_GammaName.__struct_fields__))
-    shape = _convert(pairs, GammaShape)
     name = _convert(pairs, _GammaName)
-    payloads = payloads_of(shape, data_dir)
+    payloads = payloads_of(name, data_dir)
     own_seed = seed if name.seed is None else name.seed
-    return gamma_trace(shape, name.rate, _duration_ns(name.seconds), own_seed, payloads)
+    return gamma_trace(name, name.rate, _duration_ns(name.seconds), own_seed, payloads)
 
 
 def _burst(pairs: dict[str, str], data_dir: Path | None, seed: int) -> list[TraceRow]:
-    _check_keys(pairs, _BurstName.__struct_fields__)
     name = _convert(pairs, _BurstName)
     if not 0 < name.peak <= 1_000_000:
         raise ValueError(f"peak {name.peak:g} is not in 0 to 1000000 requests per second")
@@ -194,15 +185,11 @@ def _burst(pairs: dict[str, str], data_dir: Path | None, seed: int) -> list[Trac
 _GENERATORS = {"gamma": _gamma, "burst": _burst}
 
 
-def _check_keys(pairs: Mapping[str, str], known: tuple[str, ...]) -> None:
-    for key in pairs:
-        if key not in known:
-            raise ValueError(unknown("unknown key", key, known))
-
-
 def _convert(pairs: Mapping[str, str], kind: type[_Kind]) -> _Kind:
-    own = {key: pairs[key] for key in pairs if key in kind.__struct_fields__}
-    return msgspec.convert(own, kind, strict=False)
+    for key in pairs:
+        if key not in kind.__struct_fields__:
+            raise ValueError(unknown("unknown key", key, kind.__struct_fields__))
+    return msgspec.convert(pairs, kind, strict=False)
 
 
 def _duration_ns(seconds: float) -> int:

@@ -50,6 +50,10 @@ class TraceRow(Value, frozen=True):
     input_tokens: int
     output_tokens: int
 
+    def at(self, arrival_ns: int) -> TraceRow:
+        """The same request at another time."""
+        return TraceRow(arrival_ns, self.input_tokens, self.output_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedTrace:

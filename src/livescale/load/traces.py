@@ -83,8 +83,7 @@ def upscale(rows: Sequence[TraceRow], factor: float, seed: int) -> list[TraceRow
     scaled: list[TraceRow] = []
     for arrival in rows:
         for _ in range(copies + (rng.random() < rest)):
-            payload = rows[len(scaled) % len(rows)]
-            scaled.append(TraceRow(arrival.arrival_ns, payload.input_tokens, payload.output_tokens))
+            scaled.append(rows[len(scaled) % len(rows)].at(arrival.arrival_ns))
     return scaled
 
 
@@ -102,19 +101,13 @@ def at_rate(rows: Sequence[TraceRow], requests_per_s: float, seed: int) -> list[
 
 def window(rows: Sequence[TraceRow], start_ns: int, stop_ns: int) -> list[TraceRow]:
     """The rows that arrive in [start_ns, stop_ns), with arrivals counted from `start_ns`."""
-    return [
-        TraceRow(row.arrival_ns - start_ns, row.input_tokens, row.output_tokens)
-        for row in rows
-        if start_ns <= row.arrival_ns < stop_ns
-    ]
+    kept = [row for row in rows if start_ns <= row.arrival_ns < stop_ns]
+    return [row.at(row.arrival_ns - start_ns) for row in kept]
 
 
 def rotate(rows: Sequence[TraceRow], by_ns: int, period_ns: int) -> list[TraceRow]:
     """The same requests `by_ns` later; what would arrive after `period_ns` begins the trace."""
-    turned = [
-        TraceRow((row.arrival_ns + by_ns) % period_ns, row.input_tokens, row.output_tokens)
-        for row in rows
-    ]
+    turned = [row.at((row.arrival_ns + by_ns) % period_ns) for row in rows]
     return sorted(turned, key=lambda row: row.arrival_ns)
 
 
@@ -200,11 +193,16 @@ def burst_trace(
     return [
         TraceRow(
             arrival_ns,
-            _length(rng, 1500, 0.85, 7437),
-            _length(rng, 13, 1.18, 928),
+            min(drawn_length(rng, 1500, 0.85), 7437),
+            min(drawn_length(rng, 13, 1.18), 928),
         )
         for arrival_ns in _burst_arrivals(rng, duration_ns, peak_per_s)
     ]
+
+
+def drawn_length(rng: random.Random, median: int, sigma: float) -> int:
+    """A length in tokens, log-normal with that median; without a sigma it is the median."""
+    return max(1, round(rng.lognormvariate(math.log(median), sigma))) if sigma else median
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
@@ -233,7 +231,3 @@ def _burst_arrivals(rng: random.Random, duration_ns: int, peak_per_s: float) -> 
         start_ns = int(stop_ns)
         if start_ns >= duration_ns:
             return
-
-
-def _length(rng: random.Random, median: int, sigma: float, largest: int) -> int:
-    return min(max(1, round(rng.lognormvariate(math.log(median), sigma))), largest)

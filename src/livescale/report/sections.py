@@ -155,11 +155,10 @@ class Gallery:
             "One lane per worker: an instance loads (it fills as its layers arrive), serves, and"
             " drains. An empty lane is a spare worker."
         )
-        if any(run.live_stories for run in self.runs):
+        has_live = any(run.live_stories for run in self.runs)
+        if has_live:
             sentence += " A live one takes requests while it loads, and runs the layers it has."
-            legend = keys.lane_keys(self._part_colours, has_live=True)
-        else:
-            legend = keys.lane_keys(self._part_colours, has_live=False)
+        legend = keys.lane_keys(self._part_colours, has_live=has_live)
         return [keys.PanelGroup(sentence, legend, panels)] if panels else []
 
     def _close_up(self) -> list[keys.PanelGroup]:

@@ -7,7 +7,7 @@ drawn here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -97,6 +97,20 @@ def copies_over_time(history: History) -> dict[str, list[tuple[int, int]]]:
         ]
         for model, levels in _levels(history).items()
     }
+
+
+def since(changes: Sequence[tuple[int, int]], from_ns: int) -> list[tuple[int, int]]:
+    """Counts over time from `from_ns` on, which is 0 then: (ns, count from then on)."""
+    before = [count for at_ns, count in changes if at_ns <= from_ns]
+    after = [(at_ns - from_ns, count) for at_ns, count in changes if at_ns > from_ns]
+    return [(0, before[-1] if before else 0), *after]
+
+
+def mean_until(steps: Sequence[tuple[int, int]], end_ns: int) -> float:
+    """The mean of a count over time, from the first of its `steps` until `end_ns`."""
+    spans = pairwise([*steps, (end_ns, 0)])
+    held = sum(n * max(min(stop, end_ns) - start, 0) for (start, n), (stop, _) in spans)
+    return held / max(end_ns, 1)
 
 
 # -- helpers --------------------------------------------------------------------------------------

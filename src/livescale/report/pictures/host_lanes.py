@@ -31,7 +31,6 @@ from livescale.report.pictures.lanes import (
 )
 from livescale.report.run.reported_run import ReportedRun
 from livescale.telemetry.history.changes import member_name
-from livescale.telemetry.history.reading import History
 from livescale.telemetry.record.record import StepLine
 from livescale.telemetry.timeline import spans_of_serving
 from livescale.values.units import NS_PER_S
@@ -85,19 +84,13 @@ def host_picture(path: Path, run: ReportedRun, title: str) -> None:
     `draw_picture`."""
     visits = host_visits(run)
     hosts = sorted({visit.host for visit in visits})
-    until_s = (run.history.end_ns - run.started_ns) / NS_PER_S
-    joined_s = [(visit.joined_ns - run.started_ns) / NS_PER_S for visit in visits]
-    from_s = min([0.0, *joined_s])
+    plot = _HostPlot(run, visits, hosts)
     told = "hosts: there while grey; > joined, x lost without a word, < left in order"
     rows = [
-        PlotRow(
-            1.7,
-            lambda axes: _instances(axes, run, visits, hosts, (from_s, until_s)),
-            "instances that serve, by host",
-        ),
+        PlotRow(1.7, plot.draw_instances, "instances that serve, by host"),
         PlotRow(
             _LANE_IN * max(len(hosts), 1) + 0.8,
-            lambda axes: _lanes(axes, run, visits, hosts, (from_s, until_s)),
+            plot.draw_lanes,
             f"{told}; pale: an instance loads, dark: serves, half as high: drains",
         ),
     ]
@@ -107,103 +100,91 @@ def host_picture(path: Path, run: ReportedRun, title: str) -> None:
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
-def _instances(
-    axes: Axes,
-    run: ReportedRun,
-    visits: Sequence[HostVisit],
-    hosts: Sequence[str],
-    span_s: tuple[float, float],
-) -> None:
-    """One host's on top of the other's."""
-    deltas = {
-        host: _serving(
-            run.history,
-            [visit for visit in visits if visit.host == host],
-            run.started_ns,
-        )
-        for host in hosts
-    }
-    changes_s = {at_s for of in deltas.values() for at_s, _ in of if span_s[0] < at_s < span_s[1]}
-    times_s = [span_s[0], *sorted(changes_s), span_s[1]]
-    counts = [[sum(d for at, d in deltas[host] if at <= t) for t in times_s] for host in hosts]
-    colours = [COLOURS[number % len(COLOURS)] for number in range(len(hosts))]
-    axes.stackplot(times_s, counts, labels=hosts, colors=colours, step="post", linewidth=0)
-    time_axis(axes, span_s[1], span_s[0])
-    largest = max(map(sum, zip(*counts, strict=True)), default=0)
-    amount_axis(axes, "instances", largest, is_count=True)
-    axes.legend(loc="upper right", frameon=False, ncols=max(len(hosts), 1), handlelength=1.2)
+@dataclass(frozen=True, slots=True)
+class _HostPlot:
+    """Both plots of a run: its visits, and the hosts in their order. Times count from the load's
+    start."""
 
+    run: ReportedRun
+    visits: Sequence[HostVisit]
+    hosts: Sequence[str]
 
-def _serving(
-    history: History, visits: Sequence[HostVisit], zero_ns: int
-) -> list[tuple[float, int]]:
-    """+1 and -1 where instances of a host began and ceased to serve."""
-    deltas: list[tuple[float, int]] = []
-    for instance, start_ns, stop_ns in spans_of_serving(history):
-        if _visit_of(visits, instance.holdings[0].member.worker, start_ns) is not None:
-            deltas += [
-                ((start_ns - zero_ns) / NS_PER_S, 1),
-                ((stop_ns - zero_ns) / NS_PER_S, -1),
-            ]
-    return deltas
+    def draw_instances(self, axes: Axes) -> None:
+        """One host's on top of the other's."""
+        from_s, until_s = self._span_s()
+        deltas = {host: self._serving(host) for host in self.hosts}
+        changes_s = {at_s for of in deltas.values() for at_s, _ in of if from_s < at_s < until_s}
+        times_s = [from_s, *sorted(changes_s), until_s]
+        counts = [[sum(d for at, d in of if at <= t) for t in times_s] for of in deltas.values()]
+        colours = [COLOURS[number % len(COLOURS)] for number in range(len(deltas))]
+        axes.stackplot(times_s, counts, labels=self.hosts, colors=colours, step="post", linewidth=0)
+        time_axis(axes, until_s, from_s)
+        largest = max(map(sum, zip(*counts, strict=True)), default=0)
+        amount_axis(axes, "instances", largest, is_count=True)
+        axes.legend(loc="upper right", frameon=False, ncols=max(len(deltas), 1), handlelength=1.2)
 
+    def draw_lanes(self, axes: Axes) -> None:
+        """A lane for each."""
+        from_s, until_s = self._span_s()
+        grey = tint(REST, 0.28)
+        for visit in self.visits:
+            place, at_s = self.hosts.index(visit.host), self._s(visit.joined_ns)
+            gone_s = until_s if visit.gone_ns is None else self._s(visit.gone_ns)
+            axes.barh(place, gone_s - at_s, left=at_s, height=0.9, color=grey, linewidth=0)
+            _mark(axes, "joined", at_s, place)
+            if visit.gone_ns is not None:
+                _mark(axes, "lost" if visit.is_lost else "left", gone_s, place)
+        draw_shapes(axes, self._shapes())
+        axes.set_ylim(len(self.hosts) - 0.45, -0.55)
+        axes.set_yticks(range(len(self.hosts)), self.hosts)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+        time_axis(axes, until_s, from_s)
 
-def _visit_of(visits: Sequence[HostVisit], worker: int, at_ns: int) -> HostVisit | None:
-    """The visit during which a worker was at work at that time."""
-    for visit in visits:
-        gone_ns = at_ns if visit.gone_ns is None else visit.gone_ns
-        if worker in visit.workers and visit.joined_ns <= at_ns <= gone_ns:
-            return visit
-    return None
+    def _s(self, at_ns: int) -> float:
+        return (at_ns - self.run.started_ns) / NS_PER_S
 
+    def _span_s(self) -> tuple[float, float]:
+        joined_s = [self._s(visit.joined_ns) for visit in self.visits]
+        return min([0.0, *joined_s]), self._s(self.run.history.end_ns)
 
-def _lanes(
-    axes: Axes,
-    run: ReportedRun,
-    visits: Sequence[HostVisit],
-    hosts: Sequence[str],
-    span_s: tuple[float, float],
-) -> None:
-    places = {host: place for place, host in enumerate(hosts)}
-    grey = tint(REST, 0.28)
-    for visit in visits:
-        at_s = (visit.joined_ns - run.started_ns) / NS_PER_S
-        gone_s = span_s[1]
-        if visit.gone_ns is not None:
-            gone_s = (visit.gone_ns - run.started_ns) / NS_PER_S
-        place = places[visit.host]
-        axes.barh(place, gone_s - at_s, left=at_s, height=0.9, color=grey, linewidth=0)
-        _mark(axes, "joined", at_s, place)
-        if visit.gone_ns is not None:
-            _mark(axes, "lost" if visit.is_lost else "left", gone_s, place)
-    draw_shapes(axes, _shapes(run, visits, places))
-    axes.set_ylim(len(hosts) - 0.45, -0.55)
-    axes.set_yticks(range(len(hosts)), hosts)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
-    time_axis(axes, span_s[1], span_s[0])
+    def _serving(self, host: str) -> list[tuple[float, int]]:
+        """+1 and -1 where instances of a host began and ceased to serve."""
+        deltas: list[tuple[float, int]] = []
+        for instance, start_ns, stop_ns in spans_of_serving(self.run.history):
+            visit = self._visit_of(instance.holdings[0].member.worker, start_ns, host)
+            if visit is not None:
+                deltas += [(self._s(start_ns), 1), (self._s(stop_ns), -1)]
+        return deltas
+
+    def _visit_of(self, worker: int, at_ns: int, host: str | None = None) -> HostVisit | None:
+        """The visit (of that host) during which a worker was at work at that time."""
+        for visit in self.visits:
+            gone_ns = at_ns if visit.gone_ns is None else visit.gone_ns
+            is_there = worker in visit.workers and visit.joined_ns <= at_ns <= gone_ns
+            if is_there and host in (None, visit.host):
+                return visit
+        return None
+
+    def _shapes(self) -> list[Shape]:
+        """Each host's instances, its workers one below the other."""
+        instances = self.run.history.instances
+        parts = dict.fromkeys(part_name(i.model, role) for i in instances for _, role in i.roles)
+        colours = {part: COLOURS[n % len(COLOURS)] for n, part in enumerate(parts)}
+        shown = LanesShown(self.run.started_ns, self.run.history.end_ns, colours)
+        shapes = []
+        for instance in instances:
+            for held in instance.holdings:
+                visit = self._visit_of(held.member.worker, held.begun_ns)
+                if visit is None:
+                    continue
+                part = 0.8 / len(visit.workers)
+                row = visit.workers.index(held.member.worker) + 0.5
+                middle = self.hosts.index(visit.host) - 0.4 + part * row
+                shapes += instance_shapes(instance, held, (middle, part), shown)
+        return shapes
 
 
 def _mark(axes: Axes, what: str, at_s: float, place: int) -> None:
     marker, colour = _MARKS[what]
     axes.plot([at_s], [place], marker=marker, color=colour, markersize=7, zorder=5, clip_on=False)
-
-
-def _shapes(run: ReportedRun, visits: Sequence[HostVisit], places: dict[str, int]) -> list[Shape]:
-    """Each host's instances, its workers one below the other."""
-    instances = run.history.instances
-    parts = dict.fromkeys(part_name(one.model, role) for one in instances for _, role in one.roles)
-    colours = {part: COLOURS[n % len(COLOURS)] for n, part in enumerate(parts)}
-    shown = LanesShown(run.started_ns, run.history.end_ns, colours)
-    shapes = []
-    for instance in run.history.instances:
-        for held in instance.holdings:
-            visit = _visit_of(visits, held.member.worker, held.begun_ns)
-            if visit is None:
-                continue
-            part = 0.8 / len(visit.workers)
-            middle = (
-                places[visit.host] - 0.4 + part * (visit.workers.index(held.member.worker) + 0.5)
-            )
-            shapes += instance_shapes(instance, held, (middle, part), shown)
-    return shapes

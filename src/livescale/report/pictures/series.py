@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from livescale.report.run.reported_run import ReportedRun
-from livescale.telemetry.history.reading import History
 from livescale.telemetry.timeline import copies_over_time
 from livescale.values.types import InstanceState
 from livescale.values.units import NS_PER_S
@@ -138,12 +137,15 @@ def capacity_steps(run: ReportedRun) -> Steps | None:
     """
     of = run.history.prefill_tokens_per_s
     changes: list[tuple[int, int]] = []
-    for model, start_ns, stop_ns in _serving(run.history):
-        capacity = of.get(model)
-        if capacity is None:
-            return None
-        # Measurements hold for all times: they come once, when a first instance warms up.
-        changes += [(start_ns, capacity), (stop_ns, -capacity)]
+    for instance in run.history.instances:
+        capacity = of.get(instance.model)
+        for state, start_ns, stop_ns in instance.stretches(run.history.end_ns):
+            if state is not InstanceState.SERVING:
+                continue
+            if capacity is None:
+                return None
+            # Measurements hold for all times: they come once, when a first instance warms up.
+            changes += [(start_ns, capacity), (stop_ns, -capacity)]
     return _summed(changes, run.started_ns)
 
 
@@ -226,14 +228,6 @@ def _nearest_rank(values: Floats, q: int) -> float:
     """As `slo.percentile`: always one of the values."""
     rank = max(-(-q * len(values) // 100), 1) - 1
     return float(np.partition(values, rank)[rank])
-
-
-def _serving(history: History) -> Iterable[tuple[str, int, int]]:
-    """(model, from, to) of every stretch in which an instance served."""
-    for instance in history.instances:
-        for state, start_ns, stop_ns in instance.stretches(history.end_ns):
-            if state is InstanceState.SERVING:
-                yield instance.model, start_ns, stop_ns
 
 
 def _summed(changes: Sequence[tuple[int, int]], zero_ns: int) -> Steps:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 from livescale.config.slo import SloAbsolute
 from livescale.report.run.live_loads import LoadStory, load_stories
@@ -22,7 +21,13 @@ from livescale.telemetry.history.device_time import DeviceTime, device_time
 from livescale.telemetry.history.reading import History, read_history
 from livescale.telemetry.history.waiting import SlowRequests, slow_requests
 from livescale.telemetry.record.record import AnyLine, ScaleLine, TrafficLine
-from livescale.telemetry.timeline import HostCopyUse, host_copy_use, instances_over_time
+from livescale.telemetry.timeline import (
+    HostCopyUse,
+    host_copy_use,
+    instances_over_time,
+    mean_until,
+    since,
+)
 from livescale.values.types import Role
 from livescale.values.units import NS_PER_S
 
@@ -58,12 +63,10 @@ class ReportedRun:
     def instances(self) -> list[tuple[int, int]]:
         """(ns since the load's start, serving instances), beginning at 0."""
         changes = instances_over_time(self.history)
-        before = [count for at_ns, count in changes if at_ns <= self.started_ns]
-        if self.history.is_cut and changes and not before:
+        if self.history.is_cut:
             # The part of a record begins later than the first request that ends in it.
-            before = [changes[0][1]]
-        after = [(t - self.started_ns, count) for t, count in changes if t > self.started_ns]
-        return [(0, before[-1] if before else 0), *after]
+            changes = [(self.started_ns, count) for _, count in changes[:1]] + changes
+        return since(changes, self.started_ns)
 
     @property
     def scale_events(self) -> list[ScaleLine]:
@@ -160,12 +163,7 @@ class ReportedRun:
     @property
     def instances_mean(self) -> float | None:
         """Serving instances on average over the load; None if it took no time."""
-        if not self.end_ns:
-            return None
-        steps = [*self.instances, (self.end_ns, 0)]
-        spans = pairwise(steps)
-        held = sum(n * max(min(stop, self.end_ns) - start, 0) for (start, n), (stop, _) in spans)
-        return held / self.end_ns
+        return mean_until(self.instances, self.end_ns) if self.end_ns else None
 
     @cached_property
     def traffic(self) -> list[tuple[int, dict[str, int]]]:

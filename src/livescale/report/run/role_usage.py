@@ -4,16 +4,15 @@ that went from prefill to decode instances, with their KV.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from livescale.common.settings import size_text
 from livescale.config.slo import percentile
-from livescale.report.run.terminal import seconds, step_charts, table
+from livescale.report.run.terminal import charts_and_table, seconds
 from livescale.telemetry.history.holding_history import InstanceHistory
 from livescale.telemetry.history.reading import History
-from livescale.telemetry.timeline import roles_over_time
+from livescale.telemetry.timeline import mean_until, roles_over_time, since
 from livescale.values.types import RequestId, Role
 from livescale.values.units import NS_PER_S
 
@@ -46,22 +45,13 @@ class RoleUsage:
     kv_ns: list[int] = field(default_factory=list)
     gap_ns: list[int] = field(default_factory=list)
 
-    def instances_mean(self, end_ns: int) -> float:
-        """On average until `end_ns`."""
-        steps = [*self.instances, (end_ns, 0)]
-        held = sum(
-            count * max(min(stop_ns, end_ns) - start_ns, 0)
-            for (start_ns, count), (stop_ns, _) in pairwise(steps)
-        )
-        return held / max(end_ns, 1)
-
     def as_json(self, end_ns: int) -> dict[str, object]:
         """By name; what was not measured is absent."""
         counts = [count for _, count in self.instances]
         figures: dict[str, object] = {
             "max_instances": max(counts),
             "final_instances": counts[-1],
-            "instances_mean": self.instances_mean(end_ns),
+            "instances_mean": mean_until(self.instances, end_ns),
             "device_seconds": self.device_ns / NS_PER_S,
             "changed_role": self.changed,
         }
@@ -94,7 +84,7 @@ def usage_by_role(history: History, from_ns: int, to_ns: int) -> dict[Role, Role
         return {}
     found = {role: RoleUsage(instances=[(0, 0)]) for role in Role if role in roles}
     for role, changes in roles_over_time(history).items():
-        found[role].instances = _since(changes, from_ns)
+        found[role].instances = since(changes, from_ns)
     gaps_ns = {
         line.request: line.token_ns[1] - line.token_ns[0]
         for line in history.requests
@@ -116,11 +106,8 @@ def usage_by_role(history: History, from_ns: int, to_ns: int) -> dict[Role, Role
 
 def role_text(usage: Mapping[Role, RoleUsage], end_ns: int) -> str:
     """A chart and a row for each role; empty without roles."""
-    if not usage:
-        return ""
     instances = {f"{role} instances that serve": of.instances for role, of in usage.items()}
-    charts = step_charts(instances, end_ns)
-    return "\n\n".join([*charts, table(ROLE_HEADER, role_rows(usage, end_ns))])
+    return charts_and_table(instances, end_ns, ROLE_HEADER, role_rows(usage, end_ns))
 
 
 def role_rows(usage: Mapping[Role, RoleUsage], end_ns: int) -> list[tuple[str, ...]]:
@@ -129,13 +116,6 @@ def role_rows(usage: Mapping[Role, RoleUsage], end_ns: int) -> list[tuple[str, .
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
-
-
-def _since(changes: Sequence[tuple[int, int]], from_ns: int) -> list[tuple[int, int]]:
-    """The same from a time on, which is 0 then."""
-    before = [count for at_ns, count in changes if at_ns <= from_ns]
-    after = [(at_ns - from_ns, count) for at_ns, count in changes if at_ns > from_ns]
-    return [(0, before[-1] if before else 0), *after]
 
 
 def _held_ns(instance: InstanceHistory, from_ns: int, to_ns: int) -> dict[Role, int]:
@@ -177,7 +157,7 @@ def _row(role: Role, of: RoleUsage, end_ns: int) -> tuple[str, ...]:
     return (
         role.value,
         f"{counts[0]} -> {max(counts)} -> {counts[-1]}",
-        f"{of.instances_mean(end_ns):.2f}",
+        f"{mean_until(of.instances, end_ns):.2f}",
         seconds(of.device_ns / NS_PER_S),
         str(of.changed),
         seconds(max(of.change_ns) / NS_PER_S if of.change_ns else None),

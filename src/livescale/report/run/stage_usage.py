@@ -12,11 +12,11 @@ from itertools import pairwise
 
 from livescale.messages.events import StageCounts
 from livescale.messages.stage_windows import cv_of_gaps, differences
-from livescale.report.run.terminal import seconds, step_charts, table
+from livescale.report.run.terminal import charts_and_table, seconds
 from livescale.telemetry.history.holding_history import InstanceHistory
 from livescale.telemetry.history.reading import History
 from livescale.telemetry.record.record import ScaleLine
-from livescale.telemetry.timeline import instances_by_model
+from livescale.telemetry.timeline import instances_by_model, since
 from livescale.values.types import InstanceState
 from livescale.values.units import NS_PER_S
 
@@ -127,9 +127,7 @@ def usage_by_stage(
         edges = [from_ns + (to_ns - from_ns) * n // _WINDOWS for n in range(_WINDOWS + 1)]
         usage = StageUsage(_figures(own, from_ns, to_ns))
         usage.windows = [_figures(own, *edge) for edge in pairwise(edges)]
-        before = [(0, count) for at_ns, count in steps.get(name, []) if at_ns <= from_ns]
-        after = [(at - from_ns, count) for at, count in steps.get(name, []) if at > from_ns]
-        usage.instances = [*(before[-1:] or [(0, 0)]), *after]
+        usage.instances = since(steps.get(name, []), from_ns)
         usage.last = next((d for d in reversed(decisions) if d.model == name), None)
         found[name] = usage
     return found
@@ -137,11 +135,8 @@ def usage_by_stage(
 
 def stage_text(usage: Mapping[str, StageUsage], end_ns: int) -> str:
     """A chart and a row for each stage; empty without stages."""
-    if not usage:
-        return ""
     instances = {f"{name}: instances that serve": of.instances for name, of in usage.items()}
-    charts = step_charts(instances, end_ns)
-    return "\n\n".join([*charts, table(STAGE_HEADER, stage_rows(usage))])
+    return charts_and_table(instances, end_ns, STAGE_HEADER, stage_rows(usage))
 
 
 def stage_rows(usage: Mapping[str, StageUsage]) -> list[tuple[str, ...]]:

@@ -58,10 +58,19 @@ def filling(done: int, of: int) -> str:
     return _FILLING[max(level, min(done, 1))]
 
 
-def step_charts(instances: Mapping[str, Sequence[tuple[int, int]]], end_ns: int) -> list[str]:
-    """One `step_chart` for each, by its title, all of the same time: a second beyond the end."""
+def charts_and_table(
+    instances: Mapping[str, Sequence[tuple[int, int]]],
+    end_ns: int,
+    header: Sequence[str],
+    rows: Sequence[Sequence[object]],
+) -> str:
+    """One `step_chart` for each, by its title, all of the same time: a second beyond the end; and a
+    table. Empty without any."""
+    if not instances:
+        return ""
     until_ns = max([end_ns, *(of[-1][0] for of in instances.values())]) + NS_PER_S
-    return [step_chart(title, of, until_ns) for title, of in instances.items()]
+    charts = [step_chart(title, of, until_ns) for title, of in instances.items()]
+    return "\n\n".join([*charts, table(header, rows)])
 
 
 def step_chart(

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from livescale.report.run.terminal import seconds
 from livescale.telemetry.history.device_time import DeviceTime
 from livescale.telemetry.history.waiting import SlowRequests
 from livescale.values.units import NS_PER_S
 
+_ABSENT = ("lost_ns", "left_ns")
+
 
 def device_figures(spent: DeviceTime) -> dict[str, float]:
-    """Device-seconds by use. Those of absent workers are left out where there are none."""
-    parts_ns = {
-        "load": spent.load_ns,
-        "serve": spent.serve_ns,
-        "drain": spent.drain_ns,
-        "spare": spent.spare_ns,
-        "idle": spent.idle_ns,
-    }
-    parts_ns |= _absent_ns(spent)
-    return {f"device_{name}_s": part_ns / NS_PER_S for name, part_ns in parts_ns.items()}
+    """Device-seconds by use, called as the fields are: "device_load_s" for `load_ns`. Those of
+    absent workers are left out where there are none."""
+    parts_ns = {name: ns for name, ns in asdict(spent).items() if ns or name not in _ABSENT}
+    return {f"device_{_called(name)}_s": ns / NS_PER_S for name, ns in parts_ns.items()}
 
 
 def slow_figures(slow: SlowRequests) -> dict[str, float]:
-    """How many requests are the slowest, and the means of their times in seconds; without any,
-    nothing."""
+    """How many requests are the slowest, and the means of their times in seconds, called as the
+    fields are: "slow_ttft_s" for `ttft_ns`. Without any, nothing."""
     if not slow.requests:
         return {}
-    sums_ns = {
-        "ttft": slow.ttft_ns,
-        "loading": slow.loading_ns,
-        "full": slow.full_ns,
-        "held_back": slow.held_back_ns,
-        "compute": slow.compute_ns,
-    }
-    means = {f"slow_{name}_s": ns / slow.requests / NS_PER_S for name, ns in sums_ns.items()}
+    sums_ns = {name: ns for name, ns in asdict(slow).items() if name != "requests"}
+    means = {f"slow_{_called(n)}_s": ns / slow.requests / NS_PER_S for n, ns in sums_ns.items()}
     return {"slow_requests": slow.requests, **means}
 
 
@@ -46,8 +38,10 @@ def device_text(spent: DeviceTime) -> str:
         "draining": spent.drain_ns,
         "spare": spent.spare_ns,
         "idle": spent.idle_ns,
-        **_absent_ns(spent),
+        "lost": spent.lost_ns,
+        "left": spent.left_ns,
     }
+    words = {name: ns for name, ns in words.items() if ns or f"{name}_ns" not in _ABSENT}
     return ", ".join(f"{name} {100 * ns / total_ns:.1f} %" for name, ns in words.items())
 
 
@@ -66,10 +60,5 @@ def slow_text(slow: SlowRequests) -> str:
     return f"{seconds(mean_s)} to the first token on average: {', '.join(parts)}"
 
 
-# -- helpers --------------------------------------------------------------------------------------
-
-
-def _absent_ns(spent: DeviceTime) -> dict[str, int]:
-    """Why workers were absent, and for how long, where any were."""
-    absent_ns = {"lost": spent.lost_ns, "left": spent.left_ns}
-    return {name: ns for name, ns in absent_ns.items() if ns}
+def _called(field: str) -> str:
+    return field.removesuffix("_ns")

@@ -49,15 +49,9 @@ class AnswerChecker:
     def absorb(self, event: events.AnyEvent, now_ns: int) -> None:
         """Before the knowledge has this event."""
         self._now_ns = now_ns
-        if isinstance(event, events.WorkerJoined):
-            for old in self._knowledge.predecessors(event.worker) or ():
-                self._lost(old)
-        elif isinstance(event, events.AgentJoined):
-            for old in self._knowledge.predecessors(event.agent) or ():
-                self._lost(old)
-        elif isinstance(event, events.WorkerLost):
-            self._lost(event.worker)
-        elif isinstance(event, events.RequestArrived):
+        for member in self._knowledge.lost_by(event):
+            self._lost(member)
+        if isinstance(event, events.RequestArrived):
             # What was over here may not be at the gateway: it begins anew.
             was_over = self.over.pop(event.request, 0) is None
             if was_over or event.attempt > self._attempts.get(event.request, -1):

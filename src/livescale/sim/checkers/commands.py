@@ -18,7 +18,7 @@ from livescale.sim.checkers.departures import DepartureChecker
 from livescale.sim.checkers.duties import DutyChecker
 from livescale.sim.checkers.failures import FailureChecker, KnownFailures
 from livescale.sim.checkers.invariants import require
-from livescale.sim.checkers.key_copies import KeyCopyChecker
+from livescale.sim.checkers.key_copies import check_key_copy
 from livescale.sim.checkers.knowledge import PROGRESS, Held, Knowledge
 from livescale.sim.checkers.limits import LimitChecker
 from livescale.sim.checkers.stage_totals import StageTotalChecker
@@ -35,16 +35,15 @@ class CommandChecker:
         """`failures` are those of all lives of this controller."""
         self._knowledge = Knowledge(config.models)
         self._answers = AnswerChecker(self._knowledge, failures, config.avoid_ns)
-        self._keeps_last = keeps_last(config.placement)
+        self._placement = config.placement
         self._failures = failures
         self._turns = TurnChecker(self._knowledge, self._answers, failures, config.sequences_max)
         self._ahead = AheadChecker(self._knowledge, self._answers, config.binding)
         self._failed = KnownFailures(self._knowledge)
-        self._departures = DepartureChecker(self._knowledge)
+        self.departures = DepartureChecker(self._knowledge)
         self._duties = DutyChecker(self._knowledge)
-        self._key_copies = KeyCopyChecker(self._knowledge, config.placement)
-        self._totals = StageTotalChecker(self._knowledge, config.models, config.scaling)
-        self._cores = CoreChecker(self._knowledge, config.models, config.scaling)
+        self._totals = StageTotalChecker(self._knowledge, config.scaling)
+        self._cores = CoreChecker(self._knowledge, config.scaling)
         self._limits = LimitChecker(self._knowledge, config)
 
     def observe(
@@ -64,10 +63,8 @@ class CommandChecker:
                 continue
             self._answers.absorb(event, now_ns)
             self._failures.absorb(self._failed, now_ns, event)
-            self._departures.absorb(event)
-            self._totals.absorb(event)
+            self.departures.absorb(event)
             self._cores.absorb(event)
-            self._limits.absorb(event)
             self._knowledge.absorb(event)
             self._turns.absorb(event)
             if isinstance(event, events.RequestArrived):
@@ -78,20 +75,16 @@ class CommandChecker:
             self._turns.check(command)
             self._ahead.check(command)
             self._failures.check(self._failed, now_ns, command)
-            self._departures.check(command)
+            self.departures.check(command)
             self._cores.check(command)
             self._knowledge.ordered(command)
             if isinstance(command, commands.StartHolding):
                 self._check_memory(command)
-                self._key_copies.check(command)
+                check_key_copy(self._knowledge, self._placement, command)
         self._totals.check(ordered)
         for command in ordered:
             if isinstance(command, commands.Resume):
                 self._check_resumed(command)
-
-    def lets_go(self, members: Sequence[WorkerRef]) -> None:
-        """These members were told in the last step that they may go."""
-        self._departures.lets_go(members)
 
     def all_answered(self) -> None:
         self._answers.all_answered()
@@ -154,7 +147,7 @@ class CommandChecker:
             serving = [i for i in knowledge.holders(model) if i not in knowledge.draining]
             others = [instance for instance in serving if instance != command.instance]
             loading = knowledge.loading(model)
-            is_leaving = self._departures.is_leaving(model, command.instance)
+            is_leaving = self.departures.is_leaving(model, command.instance)
             rule = "while others load, the last instance that serves stays, if its host does"
             require(bool(others) or not loading or is_leaving, rule, command, loading)
 
@@ -220,7 +213,7 @@ class CommandChecker:
         if not is_one or not knowledge.is_placed(model, held.copy) or model not in knowledge.specs:
             return
         others = [copy for copy in knowledge.copies(model) if copy != held.copy]
-        is_needed = self._keeps_last and model not in knowledge.withdrawn
+        is_needed = keeps_last(self._placement) and model not in knowledge.withdrawn
         require(bool(others) or not is_needed, "the last copy is kept", command)
         readers = knowledge.readers(model, held.member)
         require(not readers, "a copy that is read from is kept", command, readers)

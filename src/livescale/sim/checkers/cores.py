@@ -3,24 +3,21 @@ replica that cores make up for goes when these are there. Shares no code with wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from livescale.messages import commands, events
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
-from livescale.values.scaling_policies import ModelPolicy, ScalingPolicy, StagesByQueue
+from livescale.values.scaling_policies import ScalingPolicy, StagesByQueue
 from livescale.values.types import WorkerRef
 
 
 class CoreChecker:
     """Of one life of a controller; models without a policy of their own scale by `scaling`."""
 
-    def __init__(
-        self, knowledge: Knowledge, models: Sequence[ModelPolicy], scaling: ScalingPolicy
-    ) -> None:
+    def __init__(self, knowledge: Knowledge, scaling: ScalingPolicy) -> None:
         self._knowledge = knowledge
         self._scaling = scaling
-        self._policies = {policy.spec.name: policy for policy in models}
         self._hosts: dict[WorkerRef, str] = {}
         #: as workers have told, and as they began
         self._told: dict[WorkerRef, int] = {}
@@ -30,17 +27,12 @@ class CoreChecker:
 
     def absorb(self, event: events.AnyEvent) -> None:
         """Before the knowledge has this event."""
-        if isinstance(event, events.ModelAdded | events.ModelChanged):
-            self._policies[event.policy.spec.name] = event.policy
-        elif isinstance(event, events.WorkerJoined):
-            before = self._knowledge.predecessors(event.worker)
-            if before is not None:
-                for old in before:
-                    self._lost(old)
+        for member in self._knowledge.lost_by(event):
+            self._lost(member)
+        if isinstance(event, events.WorkerJoined):
+            if self._knowledge.predecessors(event.worker) is not None:
                 self._hosts[event.worker] = event.device.host
                 self._told[event.worker], self._own[event.worker] = event.cores, event.own_cores
-        elif isinstance(event, events.WorkerLost):
-            self._lost(event.worker)
         elif isinstance(event, events.CoresChanged) and event.worker in self._told:
             # Orders of earlier lives are answered, too.
             if self._open.get(event.worker) == event.asked:
@@ -101,14 +93,14 @@ class CoreChecker:
 
     def _line(self, model: str) -> StagesByQueue | None:
         """What the stage scales by, if that gives cores."""
-        policy = self._policies.get(model)
+        policy = self._knowledge.policies.get(model)
         scaling = (policy.scaling or self._scaling) if policy is not None else None
         has_cores = isinstance(scaling, StagesByQueue) and scaling.cores is not None
         return scaling if has_cores and isinstance(scaling, StagesByQueue) else None
 
     def _most(self) -> int:
         """What any policy allows."""
-        lines = [self._line(model) for model in self._policies]
+        lines = [self._line(model) for model in self._knowledge.policies]
         return max((line.cores_max for line in lines if line is not None), default=0)
 
     def _on(self, host: str) -> list[WorkerRef]:

@@ -83,12 +83,9 @@ class FailureChecker:
     def absorb(self, life: KnownFailures, now_ns: int, event: events.AnyEvent) -> None:
         """Before the knowledge has this event."""
         self._news += 1
-        if isinstance(event, events.WorkerLost):
-            self._worker_lost(life, now_ns, event.worker)
-        elif isinstance(event, events.WorkerJoined):
-            for before in life.knowledge.predecessors(event.worker) or ():
-                self._worker_lost(life, now_ns, before)
-        elif isinstance(event, events.HoldingCompleted | events.HoldingFailed):
+        for member in life.knowledge.lost_by(event):
+            self._member_lost(life, now_ns, member)
+        if isinstance(event, events.HoldingCompleted | events.HoldingFailed):
             held = life.knowledge.holdings.get(event.holding)
             if held is None or held.is_leaving:
                 return
@@ -147,10 +144,10 @@ class FailureChecker:
             row.beside_copy += bool(life.knowledge.copies(model))
             row.paused_ns = now_ns
 
-    def _worker_lost(self, life: KnownFailures, now_ns: int, worker: WorkerRef) -> None:
+    def _member_lost(self, life: KnownFailures, now_ns: int, member: WorkerRef) -> None:
         """A death is counted against the model that its worker was loading. The first one may be
         chance: nothing waits for it."""
-        for held in life.knowledge.on(worker):
+        for held in life.knowledge.on(member):
             model, instance = held.order.model, held.instance
             if instance is None or instance not in life.knowledge.loading(model):
                 continue

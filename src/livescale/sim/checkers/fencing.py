@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from livescale.member.inputs import MemberInput, Ordered
-from livescale.messages.commands import Dispatch, FailRequest
 from livescale.messages.epochs import ControllerEpoch
 from livescale.sim.checkers.invariants import require
 
@@ -46,14 +45,11 @@ class FenceChecker:
         known = self._ordered.pop(member)
         for order, number in known:
             if not any(order is one for one in left):
-                self._carried_out(member, order, number)
+                self.carried_out(member, order, number)
         if left:
             self._ordered[member] = [one for one in known if any(one[0] is o for o in left)]
 
-    def accepted(self, gateway: str, order: Dispatch | FailRequest, epoch: ControllerEpoch) -> None:
-        """Something followed from the order at the gateway."""
-        self._carried_out(gateway, order, epoch.number)
-
-    def _carried_out(self, who: Hashable, order: object, number: int) -> None:
+    def carried_out(self, who: Hashable, order: object, number: int) -> None:
+        """Something followed from the order, which a controller of this epoch gave."""
         met = self._met.get(who, number)
         require(number >= met, "only the latest controller acts", who, order, number, met)

@@ -6,7 +6,13 @@ share no code with what they check.
 
 from __future__ import annotations
 
-from livescale.sim.checkers.errors import InvariantBroken
+
+class InvariantBroken(AssertionError):
+    """A rule does not hold in a simulated world."""
+
+
+class UnexplainedFailure(InvariantBroken):
+    """A request failed, and nothing in its world made that inevitable."""
 
 
 def require(holds: bool, rule: str, *what: object) -> None:

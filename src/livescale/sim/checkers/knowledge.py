@@ -60,6 +60,8 @@ class Knowledge:
 
     def __init__(self, models: Sequence[ModelPolicy]) -> None:
         self.specs: dict[str, ModelSpec] = {policy.spec.name: policy.spec for policy in models}
+        #: of every model that was ever served, gone ones included: its newest policy
+        self.policies = {policy.spec.name: policy for policy in models}
         #: bytes of a rank of every model that was ever served, gone ones included
         self.sizes: dict[str, int] = {name: spec.size_bytes for name, spec in self.specs.items()}
         #: models that were withdrawn: they need no copy any more
@@ -156,6 +158,14 @@ class Knowledge:
         others = [other for other in self.memory_bytes if other.worker == member.worker]
         return None if any(other >= member for other in others) else others
 
+    def lost_by(self, event: events.AnyEvent) -> list[WorkerRef]:
+        """Members that are gone by this event, before it is absorbed."""
+        if isinstance(event, events.WorkerLost):
+            return [event.worker]
+        if isinstance(event, events.WorkerJoined):
+            return self.predecessors(event.worker) or []
+        return self.predecessors(event.agent) or [] if isinstance(event, events.AgentJoined) else []
+
     # -- what happened --------------------------------------------------------------------------
 
     def absorb(self, event: events.AnyEvent) -> None:
@@ -182,8 +192,11 @@ class Knowledge:
         elif isinstance(event, events.RequestArrived):
             first = stage_name(event.model, 0)
             self.requested[event.request] = first if first in self.specs else event.model
+        elif isinstance(event, events.ModelChanged):
+            self.policies[event.policy.spec.name] = event.policy
         elif isinstance(event, events.ModelAdded):
             spec = event.policy.spec
+            self.policies[spec.name] = event.policy
             self.specs[spec.name], self.sizes[spec.name] = spec, spec.size_bytes
             self.withdrawn.pop(spec.name, None)
         elif isinstance(event, events.ModelRemoved):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from livescale.control.state.config import ControllerConfig
-from livescale.messages.events import AnyEvent, ModelAdded, ModelChanged, Tick
+from livescale.messages.events import AnyEvent, Tick
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
 from livescale.values.scaling_policies import RoleLimits
@@ -27,7 +27,6 @@ class LimitChecker:
         self._knowledge = knowledge
         self._wall_ns = config.wall_ns
         self._patience_ns = _PATIENCE_NS + config.settle_ns
-        self._policies = {policy.spec.name: policy for policy in config.models}
         #: since when there was no event
         self._quiet_since_ns: int | None = None
 
@@ -39,15 +38,11 @@ class LimitChecker:
         if since_ns is None or any(not isinstance(event, Tick) for event in received):
             self._quiet_since_ns = now_ns
 
-    def absorb(self, event: AnyEvent) -> None:
-        if isinstance(event, ModelAdded | ModelChanged):
-            self._policies[event.policy.spec.name] = event.policy
-
     def at_rest(self, now_ns: int) -> None:
         """Nothing happens any more: least numbers hold, too."""
         self._check_all(now_ns, now_ns)
         for name in self._served():
-            policy, holders = self._policies[name], self._knowledge.holders(name)
+            policy, holders = self._knowledge.policies[name], self._knowledge.holders(name)
             least = policy.limits_at(self._wall_ns + now_ns)[0]
             rule = "every model comes to its least number of instances"
             require(len(holders) >= least, rule, name, holders, least)
@@ -59,7 +54,7 @@ class LimitChecker:
         for name in self._served():
             if self._knowledge.loading(name):
                 continue
-            policy, counts = self._policies[name], self._counts(name)
+            policy, counts = self._knowledge.policies[name], self._counts(name)
             for limits in policy.roles:
                 self._check(name, limits.role, counts[limits.role], limits.instances_max)
             times_ns = (since_ns, now_ns - _PATIENCE_NS, now_ns)
@@ -68,12 +63,12 @@ class LimitChecker:
 
     def _served(self) -> list[str]:
         known = self._knowledge
-        return [n for n in self._policies if n in known.specs and n not in known.withdrawn]
+        return [n for n in known.policies if n in known.specs and n not in known.withdrawn]
 
     def _counts(self, model: str) -> Counter[Role]:
         """Instances by role that do not drain. One of a role that the model does not have (any
         more) counts for the first one."""
-        known, policy = self._knowledge, self._policies[model]
+        known, policy = self._knowledge, self._knowledge.policies[model]
         staying = [i for i in known.holders(model) if i not in known.draining]
         return Counter(_role(policy.roles, self._role(model, instance)) for instance in staying)
 

@@ -17,9 +17,8 @@ from livescale.messages.commands import Dispatch
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.sim.base.config import SimConfig
 from livescale.sim.base.poison import Poison
-from livescale.sim.checkers.errors import UnexplainedFailure
 from livescale.sim.checkers.failures import FailureChecker
-from livescale.sim.checkers.invariants import require
+from livescale.sim.checkers.invariants import UnexplainedFailure, require
 from livescale.values.stages import stage_name
 from livescale.values.types import Outcome, RequestId, WorkerRef
 

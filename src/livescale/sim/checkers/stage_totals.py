@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from livescale.messages.commands import AnyCommand, Resume, StartHolding
-from livescale.messages.events import AnyEvent, ModelAdded, ModelChanged
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
-from livescale.values.scaling_policies import LinePolicy, ModelPolicy, ScalingPolicy
+from livescale.values.scaling_policies import LinePolicy, ScalingPolicy
 
 
 class StageTotalChecker:
@@ -18,29 +17,23 @@ class StageTotalChecker:
     already when a total becomes smaller may stay until its requests are over.
     """
 
-    def __init__(
-        self, knowledge: Knowledge, models: Sequence[ModelPolicy], scaling: ScalingPolicy
-    ) -> None:
+    def __init__(self, knowledge: Knowledge, scaling: ScalingPolicy) -> None:
         self._knowledge = knowledge
         self._scaling = scaling
-        self._policies = {policy.spec.name: policy for policy in models}
-
-    def absorb(self, event: AnyEvent) -> None:
-        if isinstance(event, ModelAdded | ModelChanged):
-            self._policies[event.policy.spec.name] = event.policy
 
     def check(self, ordered: Sequence[AnyCommand]) -> None:
         """After the knowledge has all commands of a step."""
         begun = [c.model for c in ordered if isinstance(c, StartHolding) and c.duty is not None]
         begun += [self._knowledge.model_of(c.instance) for c in ordered if isinstance(c, Resume)]
-        stages = [self._policies[name].spec.stage for name in begun if name in self._policies]
+        policies = self._knowledge.policies
+        stages = [policies[name].spec.stage for name in begun if name in policies]
         for model in dict.fromkeys(stage.model for stage in stages if stage is not None):
             self._check_line(model)
 
     def _check_line(self, model: str) -> None:
         line = [
             policy
-            for policy in self._policies.values()
+            for policy in self._knowledge.policies.values()
             if policy.spec.stage is not None and policy.spec.stage.model == model
         ]
         totals = [

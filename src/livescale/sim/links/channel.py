@@ -46,10 +46,7 @@ class Delays:
 
     def loses(self) -> bool:
         """A progress message of this time is lost."""
-        faults = self._faults
-        if self._clock.now_ns >= faults.until_ns or not faults.lost_permille:
-            return False
-        return self._losses.randrange(1000) < faults.lost_permille
+        return self._happens(self._losses, self._faults.lost_permille)
 
     def loss_window_ns(self) -> int:
         """How much of what a dying worker last sent is lost."""
@@ -58,25 +55,27 @@ class Delays:
     def pair_loss(self) -> tuple[int, int] | None:
         """Whether a handover of this time loses one of its two workers: which, and how soon."""
         faults = self._faults
-        if self._clock.now_ns >= faults.until_ns or not faults.pair_loss_permille:
-            return None
-        if self._pairs.randrange(1000) >= faults.pair_loss_permille:
+        if not self._happens(self._pairs, faults.pair_loss_permille):
             return None
         soon_ns = 2 * self._message_delay_ns + self._pairs.choice([1, faults.late_ns_max + 1])
         return self._pairs.randrange(2), self._pairs.randrange(soon_ns)
 
     def line_loss_ns(self) -> int | None:
         """If a message of this time breaks the line between its two workers: until when."""
-        faults, now_ns = self._faults, self._clock.now_ns
-        if now_ns >= faults.until_ns or not faults.line_loss_permille:
+        faults = self._faults
+        if not self._happens(self._lines, faults.line_loss_permille):
             return None
-        if self._lines.randrange(1000) >= faults.line_loss_permille:
-            return None
-        return min(now_ns + faults.link_ns, faults.until_ns)
+        return min(self._clock.now_ns + faults.link_ns, faults.until_ns)
 
     def reconnect_ns(self) -> int:
         """How long a peer takes to find a controller that has just begun."""
         return self._rng.randint(1, self._faults.reconnect_ns_max)
+
+    def _happens(self, rng: random.Random, permille: int) -> bool:
+        """To so many of 1000, while faults happen."""
+        if self._clock.now_ns >= self._faults.until_ns or not permille:
+            return False
+        return rng.randrange(1000) < permille
 
 
 class SimChannel(Generic[Message]):

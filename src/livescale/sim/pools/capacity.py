@@ -225,9 +225,7 @@ def _alone(loads: Loads) -> dict[str, list[TraceRow]]:
     chosen = rows[:: max(len(rows) // _SAMPLE, 1)]
     sample: dict[str, list[TraceRow]] = {}
     for number, (model, row) in enumerate(chosen):
-        at_ns = number * _SAMPLE_GAP_NS
-        alone = TraceRow(at_ns, row.input_tokens, row.output_tokens)
-        sample.setdefault(model, []).append(alone)
+        sample.setdefault(model, []).append(row.at(number * _SAMPLE_GAP_NS))
     return sample
 
 

@@ -14,6 +14,7 @@ from functools import cache
 import msgspec
 
 from livescale.clusters.files import NamedTopology
+from livescale.clusters.topology import Topology
 from livescale.common.settings import unknown
 from livescale.control.state.config import ControllerConfig
 from livescale.latency.accelerators import ACCELERATORS
@@ -32,7 +33,7 @@ MEMORY_PERCENT = 90
 RESERVE_BYTES = 2_000_000_000
 """For activations and the runtime: the lower end of what engines were seen to take (2 to 5 GB)."""
 _BLOCK_TOKENS = 16
-_GRACE_NS = 30 * 86_400_000_000_000
+GRACE_NS = 30 * 86_400_000_000_000
 """A pool that is far too small ends late: a month of virtual time, not a fault of the world."""
 
 
@@ -85,6 +86,31 @@ def build_config(
         for model, spec, limit in zip(models, specs, limits, strict=True)
     )
     topology = cluster.topology
+    devices = tuple(
+        msgspec.structs.replace(
+            topology.devices[ref], arena_bytes=room.arena_bytes, kv_bytes=room.kv_bytes
+        )
+        for ref in sorted(topology.devices)
+    )
+    world = SimConfig(
+        controller=pool_controller(topology, system, policies),
+        devices=devices,
+        latency=_latencies(kind, models),
+        hosts=tuple(topology.agents[ref] for ref in sorted(topology.agents)),
+        block_tokens=_BLOCK_TOKENS,
+        load_ns=system.load_ns,
+        group_setup_ns=system.group_setup_ns,
+        resident_bytes=room.resident_bytes,
+        grace_ns=GRACE_NS,
+    )
+    return msgspec.structs.replace(world, **system.world)
+
+
+def pool_controller(
+    topology: Topology, system: System, policies: tuple[ModelPolicy, ...], **more: object
+) -> ControllerConfig:
+    """The controller of a pool with these devices, hosts and links, as that system has it; `more`
+    are fields of a ControllerConfig that the system may replace."""
     controller = ControllerConfig(
         models=policies,
         workers_expected=len(topology.devices),
@@ -101,25 +127,7 @@ def build_config(
         group_bytes_per_s=topology.group_bytes_per_s,
         remote_storage_bytes_per_s=topology.remote_storage_bytes_per_s,
     )
-    controller = msgspec.structs.replace(controller, **system.controller)
-    devices = tuple(
-        msgspec.structs.replace(
-            topology.devices[ref], arena_bytes=room.arena_bytes, kv_bytes=room.kv_bytes
-        )
-        for ref in sorted(topology.devices)
-    )
-    world = SimConfig(
-        controller=controller,
-        devices=devices,
-        latency=_latencies(kind, models),
-        hosts=tuple(topology.agents[ref] for ref in sorted(topology.agents)),
-        block_tokens=_BLOCK_TOKENS,
-        load_ns=system.load_ns,
-        group_setup_ns=system.group_setup_ns,
-        resident_bytes=room.resident_bytes,
-        grace_ns=_GRACE_NS,
-    )
-    return msgspec.structs.replace(world, **system.world)
+    return msgspec.structs.replace(controller, **{**more, **system.controller})
 
 
 def tokens_max(config: SimConfig, model: str) -> int:

@@ -84,10 +84,7 @@ def run_pool(
 ) -> PoolRun:
     """Play loads by model, `lead_ns` after the pool began."""
     shifted = {
-        model: [
-            TraceRow(row.arrival_ns + lead_ns, row.input_tokens, row.output_tokens) for row in rows
-        ]
-        for model, rows in loads.items()
+        model: [row.at(row.arrival_ns + lead_ns) for row in rows] for model, rows in loads.items()
     }
     return PoolRun(config, simulate(shifted, config, seed, record_file), lead_ns)
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import msgspec
 
 from livescale.clusters.files import NamedTopology
-from livescale.control.state.config import ControllerConfig
 from livescale.latency.models import AnyLatency
 from livescale.latency.shapes import ExecutedModel
 from livescale.sim.base.config import SimConfig
+from livescale.sim.pools.configs import GRACE_NS, pool_controller
 from livescale.sim.pools.limits import PoolError
 from livescale.sim.pools.stage_systems import StageSystem
 from livescale.values.scaling_policies import ModelPolicy
@@ -25,8 +25,6 @@ ROW_BYTES = 8192
 """Of a token between stages, assumed: 4,096 numbers of 16 bits."""
 _KV_BLOCKS, _BLOCK_TOKENS = 16_384, 16
 """Of every instance: 128 requests of LLAMA-7B's 1,024 tokens, more than a line ever holds."""
-_GRACE_NS = 30 * 86_400_000_000_000
-"""A pool that is far too small ends late: a month of virtual time, not a fault of the world."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +57,11 @@ def stage_config(cluster: NamedTopology, pooled: PooledStages, system: StageSyst
     room = min(cluster.memory_bytes.values())
     if largest > room:
         raise PoolError(f"{pooled.model.name}: {largest} bytes do not fit into {room} of a device")
-    controller = ControllerConfig(
-        models=policies,
-        workers_expected=devices,
-        agents_expected=len(topology.agents),
-        multicast=system.multicast,
-        placement=system.placement,
-        live_order=system.live_order,
-        warm_spares=system.warm_spares,
-        spares_ahead=system.spares_ahead,
-        drain=system.drain,
-        binding=system.binding,
-        scaling=system.scaling,
-        leaves=tuple(topology.leaves.values()),
-        group_bytes_per_s=topology.group_bytes_per_s,
-        remote_storage_bytes_per_s=topology.remote_storage_bytes_per_s,
-    )
     hosts = [topology.agents[ref] for ref in sorted(topology.agents)]
     if pooled.memory_bytes is not None:
         hosts = [msgspec.structs.replace(h, memory_bytes=pooled.memory_bytes) for h in hosts]
     world = SimConfig(
-        controller=msgspec.structs.replace(controller, **system.controller),
+        controller=pool_controller(topology, system, policies, scaling=system.scaling),
         devices=tuple(
             msgspec.structs.replace(topology.devices[ref], arena_bytes=largest, kv_bytes=1)
             for ref in sorted(topology.devices)
@@ -90,7 +72,7 @@ def stage_config(cluster: NamedTopology, pooled: PooledStages, system: StageSyst
         block_tokens=_BLOCK_TOKENS,
         run_tokens_max=pooled.request_tokens,
         load_ns=system.load_ns,
-        grace_ns=_GRACE_NS,
+        grace_ns=GRACE_NS,
     )
     return msgspec.structs.replace(world, **system.world)
 

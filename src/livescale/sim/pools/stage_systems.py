@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from livescale.sim.pools.systems import System
+from livescale.sim.pools.systems import System, like
 from livescale.values.copy_strategies import (
     AllCopies,
     CacheCopies,
@@ -77,10 +77,10 @@ def _from_disk(
         scaling=scaling,
         is_whole=is_whole,
     )
-    memory = msgspec.structs.replace(
+    memory = like(
         disk,
-        name=f"{name}-memory",
-        sentence=f"{sentence}; every host's memory has every model",
+        f"{name}-memory",
+        f"{sentence}; every host's memory has every model",
         multicast="host",
         placement=AllCopies(),
     )
@@ -97,54 +97,50 @@ _QUART = StageSystem(
 _QUART_FROM_DISK = msgspec.structs.replace(_QUART, multicast="storage", placement=NoCopies())
 _ALL = (
     _QUART,
-    msgspec.structs.replace(
+    like(
         _QUART,
-        name="quart-cache",
-        sentence="quart, but a host keeps what its devices loaded, the least recently used goes",
+        "quart-cache",
+        "quart, but a host keeps what its devices loaded, the least recently used goes",
         placement=_UNTIL_NEEDED,
     ),
-    msgspec.structs.replace(
+    like(
         _QUART_FROM_DISK,
-        name="quart-correct",
-        sentence="Correct alone: no replica goes because arrivals are even; loads from disk",
+        "quart-correct",
+        "Correct alone: no replica goes because arrivals are even; loads from disk",
         scaling=StagesByQueue(smooths=False),
     ),
-    msgspec.structs.replace(
+    like(_QUART_FROM_DISK, "quart-smooth", "Correct and Smooth; loads from disk"),
+    like(
         _QUART_FROM_DISK,
-        name="quart-smooth",
-        sentence="Correct and Smooth; loads from disk",
-    ),
-    msgspec.structs.replace(
-        _QUART_FROM_DISK,
-        name="quart-cpu",
-        sentence="quart-smooth, and cores make up for replicas that go",
+        "quart-cpu",
+        "quart-smooth, and cores make up for replicas that go",
         scaling=StagesByQueue(cores=_PAIRS_OF_CORES, cores_max=_PAIRS_MAX),
         world={"cores": {"": _PAIRS_OF_CORES}},
     ),
-    msgspec.structs.replace(
+    like(
         _QUART,
-        name="quart-keys",
-        sentence="quart, but hosts keep key stages that they had, and all else comes from disk",
+        "quart-keys",
+        "quart, but hosts keep key stages that they had, and all else comes from disk",
         placement=KeyStageCopies(),
     ),
-    msgspec.structs.replace(
+    like(
         _QUART,
-        name="quart-placed",
-        sentence="quart-keys, and key stages are spread over hosts, others are packed",
+        "quart-placed",
+        "quart-keys, and key stages are spread over hosts, others are packed",
         placement=KeyStageCopies(),
         controller={"stage_placement": "quart"},
     ),
-    msgspec.structs.replace(
+    like(
         _QUART,
-        name="quart-multicast",
-        sentence="quart, but stages come by multicast from devices and one host copy of each",
+        "quart-multicast",
+        "quart, but stages come by multicast from devices and one host copy of each",
         multicast="auto",
         placement=SpreadCopies(),
     ),
-    msgspec.structs.replace(
+    like(
         _QUART,
-        name="uniform",
-        sentence="quart's policy, but all stages have the same number: whole pipelines",
+        "uniform",
+        "quart's policy, but all stages have the same number: whole pipelines",
         scaling=StagesByQueue(is_uniform=True),
     ),
     *_from_disk(
@@ -158,12 +154,10 @@ _ALL = (
         StagesByRate(ahead_ns=_AHEAD_NS, is_uniform=True),
     ),
     *_from_disk("infless", "whole models by bounds on rate and queue", Bounds(), is_whole=True),
-    StageSystem(
+    like(
+        _QUART,
         "fixed-stages",
         "the device time of quart in replicas that serve all the time",
-        multicast="host",
-        placement=AllCopies(),
-        warm_spares="off",
         fixed_like="quart",
     ),
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -93,144 +94,141 @@ class System(Value, frozen=True):
         return self.name.replace(":", "-").replace("=", "-").replace(EARLY, "-early")
 
 
+_Kind = TypeVar("_Kind", bound=System)
 EARLY = "+early"
 """Behind a system's name: requests are bound early there."""
 _GROUP_SETUP_NS = 200_000_000
 """Forming a communication group: 100 ms in BlitzScale's Figure 23, "up to hundreds of milliseconds"
 in λScale §7.2."""
 
+
+def like(system: _Kind, name: str, sentence: str, **changed: object) -> _Kind:
+    """Another system, which differs from that one in these fields."""
+    return msgspec.structs.replace(system, name=name, sentence=sentence, **changed)
+
+
+_LIVESCALE = System(
+    "livescale",
+    "what a pool does by default: the best multicast by prediction, one host copy of each"
+    " model, live from the first layer on (ZigZag), parameters are on devices before they are"
+    " needed and stay there, scaling keeps queues short, requests of instances that go move",
+    live_order="zigzag",
+    drain="move",
+    warm_spares="needed",
+    spares_ahead=True,
+    aim=SloAim(),
+)
+_ON_DEMAND = like(
+    _LIVESCALE,
+    "livescale-on-demand",
+    "livescale, but devices get parameters when an instance is needed",
+    spares_ahead=False,
+)
+_BOUNDS = System(
+    "livescale-bounds",
+    "the same data plane, but scaling by bounds, devices get parameters when an instance is"
+    " needed, and requests of instances that go end there",
+    live_order="zigzag",
+    warm_spares="recent",
+)
+_INTERFERING = like(
+    _BOUNDS,
+    "livescale-interfering",
+    "livescale-bounds, but plans do not avoid links that rows and KV cross",
+    controller={"avoids_serving": False},
+)
+_STOP = System(
+    "stop",
+    "a baseline that stays as it is: new instances serve when everything is there",
+    controller=BASELINE,
+    world=BASELINE_WORLD,
+)
 _ALL = (
-    System(
-        "livescale",
-        "what a pool does by default: the best multicast by prediction, one host copy of each"
-        " model, live from the first layer on (ZigZag), parameters are on devices before they are"
-        " needed and stay there, scaling keeps queues short, requests of instances that go move",
-        live_order="zigzag",
-        drain="move",
-        warm_spares="needed",
-        spares_ahead=True,
-        aim=SloAim(),
-    ),
-    System(
+    _LIVESCALE,
+    like(
+        _LIVESCALE,
         "livescale-recent",
         "livescale, but devices that hold nothing go to one model after the other, and spares that"
         " were used last are kept, whoever needs them",
-        live_order="zigzag",
-        drain="move",
         warm_spares="recent",
-        spares_ahead=True,
-        aim=SloAim(),
     ),
-    System(
-        "livescale-on-demand",
-        "livescale, but devices get parameters when an instance is needed",
-        live_order="zigzag",
-        drain="move",
-        warm_spares="needed",
-        aim=SloAim(),
-    ),
-    System(
+    _ON_DEMAND,
+    like(
+        _ON_DEMAND,
         "livescale-no-spares",
         "livescale-on-demand, but released devices keep nothing",
-        live_order="zigzag",
-        drain="move",
-        aim=SloAim(),
+        warm_spares="off",
     ),
-    System(
+    like(
+        _LIVESCALE,
         "livescale-slo",
         "livescale, but it aims at a TTFT of 450 ms (livescale-slo:300ms: at another)",
-        live_order="zigzag",
-        drain="move",
-        warm_spares="needed",
-        spares_ahead=True,
         aim=SloAim(ttft_ns=450_000_000),
     ),
-    System(
-        "livescale-bounds",
-        "the same data plane, but scaling by bounds, devices get parameters when an instance is"
-        " needed, and requests of instances that go end there",
-        live_order="zigzag",
-        warm_spares="recent",
-    ),
-    System(
+    _BOUNDS,
+    like(
+        _BOUNDS,
         "livescale-cold",
         "livescale-bounds, but released devices keep nothing",
-        live_order="zigzag",
+        warm_spares="off",
     ),
-    System(
+    like(
+        _BOUNDS,
         "livescale-resident",
         "livescale-bounds, and workers keep half of the layers of a model that they gave up",
-        live_order="zigzag",
         resident_percent=60,
-        warm_spares="recent",
     ),
-    System(
+    like(
+        _BOUNDS,
         "livescale-move",
         "livescale-bounds, and requests of an instance that is given up move to others",
-        live_order="zigzag",
         drain="move",
-        warm_spares="recent",
     ),
-    System(
+    like(
+        _BOUNDS,
         "livescale-stop",
         "livescale-bounds, but new instances serve when everything is there",
-        warm_spares="recent",
+        live_order="stop-the-world",
     ),
-    System(
+    like(
+        _BOUNDS,
         "livescale-overlap",
         "livescale-bounds, but new instances run layers as they arrive and share no work",
         live_order="overlap",
-        warm_spares="recent",
     ),
-    System(
+    like(
+        _BOUNDS,
         "livescale-pairs",
         "livescale-bounds, but every overloaded instance gets a partner, whether that pays or not",
-        live_order="zigzag",
-        warm_spares="recent",
         controller={"pairs": ANY_PAIR},
     ),
-    System(
-        "livescale-interfering",
-        "livescale-bounds, but plans do not avoid links that rows and KV cross",
-        live_order="zigzag",
-        warm_spares="recent",
-        controller={"avoids_serving": False},
-    ),
-    System(
+    _INTERFERING,
+    like(
+        _INTERFERING,
         "livescale-interfering-equal",
         "livescale-interfering, and rows and KV share links with parameters instead of going first",
-        live_order="zigzag",
-        warm_spares="recent",
-        controller={"avoids_serving": False},
         world={"link_sharing": EQUAL},
     ),
     System("livescale-stop-cold", "livescale-stop, and released devices keep nothing"),
-    System(
+    like(
+        _BOUNDS,
         "best-effort",
         "livescale-bounds, but a new instance runs what it has of each batch once (BlitzScale"
         " Figure 15)",
         live_order="best-effort",
-        warm_spares="recent",
     ),
-    System(
-        "stop",
-        "a baseline that stays as it is: new instances serve when everything is there",
-        controller=BASELINE,
-        world=BASELINE_WORLD,
-    ),
-    System(
+    _STOP,
+    like(
+        _STOP,
         "overlap",
         "stop, but a new instance runs layers as they arrive and shares no work (PipeSwitch)",
         live_order="overlap",
-        controller=BASELINE,
-        world=BASELINE_WORLD,
     ),
-    System(
+    like(
+        _STOP,
         "zigzag",
         "stop, but overloaded instances finish what new ones began (BlitzScale)",
         live_order="zigzag",
-        controller=BASELINE,
-        world=BASELINE_WORLD,
     ),
     System(
         "serverlessllm",
@@ -304,14 +302,12 @@ _ALL = (
         teams="pairs",
     ),
     System("storage", "every device reads storage", multicast="storage", placement=NoCopies()),
-    System(
+    like(
+        _LIVESCALE,
         "ideal",
         "livescale, but parameters are there at once: what scaling alone could do",
-        drain="move",
+        live_order="stop-the-world",
         load_ns=0,
-        warm_spares="needed",
-        spares_ahead=True,
-        aim=SloAim(),
     ),
     System("ideal-bounds", "livescale-bounds, but parameters are there at once", load_ns=0),
     System("fixed-delay", "each load takes 1 s (fixed-delay:2s: another time)", load_ns=NS_PER_S),
@@ -329,7 +325,7 @@ def find_system(text: str) -> System:
     if text.endswith(EARLY):
         late = find_system(text.removesuffix(EARLY))
         sentence = f"{late.sentence}, and requests are bound early"
-        return msgspec.structs.replace(late, name=text, sentence=sentence, binding=EarlyBinding())
+        return like(late, text, sentence, binding=EarlyBinding())
     name, colon, parameter = text.partition(":")
     system = SYSTEMS.get(name)
     if system is None:
@@ -340,18 +336,16 @@ def find_system(text: str) -> System:
         return system
     if name == "fixed-delay":
         delay_ns = _time_ns(name, parameter)
-        sentence = f"each load takes {parameter}"
-        return msgspec.structs.replace(system, name=text, sentence=sentence, load_ns=delay_ns)
+        return like(system, text, f"each load takes {parameter}", load_ns=delay_ns)
     if name == "livescale-slo":
         aim_ns = _time_ns(name, parameter)
         if not aim_ns:
             raise UnknownSystem(f"'{text}': the aim is longer than no time")
-        aim = SloAim(ttft_ns=aim_ns)
         sentence = f"livescale, but it aims at a TTFT of {parameter}"
-        return msgspec.structs.replace(system, name=text, sentence=sentence, aim=aim)
-    auto, _, like = parameter.partition("=")
+        return like(system, text, sentence, aim=SloAim(ttft_ns=aim_ns))
+    auto, _, other = parameter.partition("=")
     if name == "fixed" and auto == "auto":
-        return _fixed_like(text, find_system(like) if like else SYSTEMS["livescale"])
+        return _fixed_like(text, find_system(other) if other else SYSTEMS["livescale"])
     if name == "fixed":
         return _fixed(text, system, parameter)
     words = "only fixed-delay:TIME, livescale-slo:TIME and fixed:N have a parameter"
@@ -374,17 +368,14 @@ def _fixed(text: str, system: System, parameter: str) -> System:
     """Of "6", or of "5+3". Raises UnknownSystem."""
     if _COUNT.fullmatch(parameter) is not None:
         sentence = f"{parameter} instances of each model serve all the time"
-        count = int(parameter)
-        return msgspec.structs.replace(system, name=text, sentence=sentence, fixed_instances=count)
+        return like(system, text, sentence, fixed_instances=int(parameter))
     found = _TWO_COUNTS.fullmatch(parameter)
     if found is None:
         hint = "write a number of instances, as in fixed:6 or fixed:5+3, or fixed:auto"
         raise UnknownSystem(f"'{text}': {hint}")
     sentence = f"{found[1]} prefill and {found[2]} decode instances serve all the time"
     counts = (int(found[1]), int(found[2]))
-    return msgspec.structs.replace(
-        system, name=text, sentence=sentence, fixed_instances=None, fixed_roles=counts
-    )
+    return like(system, text, sentence, fixed_instances=None, fixed_roles=counts)
 
 
 def _fixed_like(text: str, other: System) -> System:

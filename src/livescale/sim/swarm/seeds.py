@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from livescale.sim.base.run_notes import SimResult
-from livescale.sim.checkers.errors import UnexplainedFailure
+from livescale.sim.checkers.invariants import UnexplainedFailure
 from livescale.sim.swarm import additions
 from livescale.sim.swarm.drains import with_drains
 from livescale.sim.swarm.fabrics import with_fabric

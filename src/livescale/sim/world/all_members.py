@@ -238,7 +238,7 @@ class Members:
             return
         before, self._met[ref] = self._met.get(ref), life
         if before is not None:
-            before.fence(ref, life.epoch)
+            before.report(ref, Fenced(life.epoch))
         self._around.fences.met(ref, life.epoch)
         life.meet(ref, member.take_order)
         reports, cores = member.member.reports, member.member.cores
@@ -298,7 +298,7 @@ class Members:
         for worker in gateway.workers_with_requests():
             # Of one that is dead the end is on its way.
             if worker in connected:
-                self._silences.left_with(worker, "requests")
+                self._silences.require_noticed(worker, 0, "requests")
         return connected
 
     def _channels(self, ref: WorkerRef) -> list[SimChannel[Any]]:

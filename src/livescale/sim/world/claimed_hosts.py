@@ -26,7 +26,7 @@ from livescale.sim.world.life import ControllerLife
 
 
 class ClaimedHosts:
-    """Of a world with a demand for hosts."""
+    """Of a world with a demand for hosts. Make it before the members come to life."""
 
     def __init__(
         self,
@@ -48,14 +48,10 @@ class ClaimedHosts:
         self._count = 0
         #: as the controller said last
         self._need = PoolNeed()
+        members.away_until_ns |= dict.fromkeys(demand.hosts)
+        clock.after(0, self._look)
 
-    def schedule(self) -> None:
-        """Before the members come to life."""
-        for host in self._demand.hosts:
-            self._members.away_until_ns[host] = None
-        self._clock.after(0, self._look)
-
-    def meet(self) -> None:
+    def meet(self, _: ControllerLife) -> None:
         """A controller is there: the ledger of before was kept for it."""
         self._ledger = self._new_ledger(self._ledger.entries)
 
@@ -112,10 +108,8 @@ class ClaimedHosts:
         if host is None:
             del self._claims[number]
         else:
-            go = partial(self._go, number, host)
-            self._stays.want(host, self._demand.patience_ns, go)
+            self._stays.want(host, self._demand.patience_ns, partial(self._gone, number, host))
 
-    def _go(self, number: int, host: str, *, is_let_go: bool) -> None:
-        self._members.leave(host, None, is_let_go=is_let_go)
+    def _gone(self, number: int, host: str) -> None:
         self._ledger.leave(host)
         del self._claims[number]

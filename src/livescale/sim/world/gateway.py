@@ -204,7 +204,7 @@ class SimGateway:
             is_reachable = order.worker in self._workers
             effects = self._ledger.dispatched(order, epoch, is_reachable=is_reachable)
         if effects:
-            self._fences.accepted(self.name, order, epoch)
+            self._fences.carried_out(self.name, order, epoch.number)
             if before is not None and isinstance(order, Dispatch):
                 self._checkers.dispatched(order, *before)
         self._carry_out(effects)

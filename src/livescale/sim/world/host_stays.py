@@ -7,8 +7,8 @@ they may, or when it has waited for long enough.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from livescale.control.cluster.departures import Departures
 from livescale.messages.events import Tick
@@ -18,15 +18,13 @@ from livescale.sim.links.channel import Delays
 from livescale.sim.world.all_members import Members
 from livescale.sim.world.life import ControllerLife
 
-
-class Go(Protocol):
-    """What ends a host's processes: it was let go, or waited for long enough."""
-
-    def __call__(self, *, is_let_go: bool) -> None: ...
+Gone = Callable[[], int | None]
+"""Called when a host has gone: when it will be back (None: when it comes)."""
 
 
 class HostStays:
-    """Hosts of a world that do not stay from its begin to its end."""
+    """Hosts of a world that do not stay from its begin to its end. Make it before the members come
+    to life."""
 
     def __init__(
         self,
@@ -40,18 +38,15 @@ class HostStays:
         self._delays = delays
         self._members = members
         #: hosts that want to leave
-        self._leaving: dict[str, Go] = {}
+        self._leaving: dict[str, Gone] = {}
         #: of the controller's present life
         self._departures = Departures()
-
-    def schedule(self) -> None:
-        """Before the members come to life."""
-        for stay in self._config.stays:
+        for stay in config.stays:
             if stay.from_ns:
-                self._members.away_until_ns[stay.host] = stay.from_ns
+                members.away_until_ns[stay.host] = stay.from_ns
             if stay.until_ns is not None:
-                go = partial(self._leave, stay)
-                self._clock.at(stay.until_ns, partial(self.want, stay.host, stay.patience_ns, go))
+                gone = partial(self._back_ns, stay)
+                clock.at(stay.until_ns, partial(self.want, stay.host, stay.patience_ns, gone))
 
     def meet(self, life: ControllerLife) -> None:
         """A controller is there: hosts that want to leave say so again."""
@@ -72,19 +67,21 @@ class HostStays:
         for event in telling:
             life.push(event)
         for host in going:
-            life.checker.lets_go([ref for ref in there if self._config.host_of(ref) == host])
+            life.checker.departures.lets_go(
+                [ref for ref in there if self._config.host_of(ref) == host]
+            )
             go = partial(self._go, host, self._leaving[host], is_let_go=True)
             self._clock.after(self._delays.plain_ns(), go)
 
-    def want(self, host: str, patience_ns: int, go: Go) -> None:
+    def want(self, host: str, patience_ns: int, gone: Gone) -> None:
         """The host wants to leave, if it is there: it goes once."""
         if host in self._leaving or self._members.is_away(host):
             return
-        self._leaving[host] = go
+        self._leaving[host] = gone
         if self._members.life is not None:
             ask = partial(self._ask, self._members.life, host)
             self._clock.after(self._delays.plain_ns(), ask)
-        self._clock.after(patience_ns, partial(self._go, host, go, is_let_go=False))
+        self._clock.after(patience_ns, partial(self._go, host, gone, is_let_go=False))
 
     # -- helpers --------------------------------------------------------------------------------
 
@@ -93,13 +90,12 @@ class HostStays:
             self._departures.begin(host, len(self._config.on_host(host)))
             life.push(Tick())
 
-    def _go(self, host: str, go: Go, *, is_let_go: bool) -> None:
-        if self._leaving.get(host) is go:
+    def _go(self, host: str, gone: Gone, *, is_let_go: bool) -> None:
+        """The host's processes end, if it still waits: it was let go, or waited for long enough."""
+        if self._leaving.get(host) is gone:
             del self._leaving[host]
             self._departures.end(host)
-            go(is_let_go=is_let_go)
+            self._members.leave(host, gone(), is_let_go=is_let_go)
 
-    def _leave(self, stay: HostStay, *, is_let_go: bool) -> None:
-        """The host's processes end, and it comes back after a while."""
-        back_ns = self._clock.now_ns + stay.away_ns
-        self._members.leave(stay.host, back_ns, is_let_go=is_let_go)
+    def _back_ns(self, stay: HostStay) -> int:
+        return self._clock.now_ns + stay.away_ns

@@ -97,15 +97,10 @@ class ControllerLife:
     def has_met(self, peer: Peer) -> bool:
         return peer in self._uplinks
 
-    def report(self, peer: Peer, event: events.AnyEvent) -> None:
-        """The peer sends an event, if there is a connection."""
+    def report(self, peer: Peer, event: events.AnyEvent | Fenced) -> None:
+        """The peer sends an event, or that it has met a later life, if there is a connection."""
         if peer in self._uplinks and not self.is_over:
             self._uplinks[peer].send(event)
-
-    def fence(self, peer: Peer, later: ControllerEpoch) -> None:
-        """The peer has met a later life, and tells this one."""
-        if peer in self._uplinks and not self.is_over:
-            self._uplinks[peer].send(Fenced(later))
 
     def hold(self, peer: Peer) -> None:
         """Nothing gets through to the peer, or from there, and nothing is lost."""

@@ -45,6 +45,8 @@ from livescale.values.types import (
 
 _STEPS_MAX = 1 << 20
 _PROGRESS = inputs.RunEnded | inputs.LayersRan
+_OF_BYTES = (effects.Release, effects.Reach, effects.KeepLayers, effects.ForgetRows)
+"""Effects that mean nothing where bytes have no values."""
 
 
 @dataclass(slots=True)
@@ -130,7 +132,6 @@ class SimMember:
             effects.RefuseOrder: lambda effect: around.fences.refused(ref, effect.command),
             effects.Fetch: self._fetch,
             effects.TakeUp: self._take_up,
-            effects.Release: self._release,
             effects.AmendFetch: self._amend,
             effects.DropFetch: self._drop,
             effects.Assign: self._assign,
@@ -140,7 +141,7 @@ class SimMember:
             effects.Execute: self._execute,
             effects.TakeOver: self._show,
             effects.WriteKv: self._show,
-            **dict.fromkeys((effects.Reach, effects.KeepLayers, effects.ForgetRows), _nothing),
+            **dict.fromkeys(_OF_BYTES, lambda _: None),
         }
 
     # -- life -----------------------------------------------------------------------------------
@@ -309,9 +310,6 @@ class SimMember:
         arrival.order = effect.order
         self._arrivals[effect.plan] = arrival
 
-    def _release(self, effect: effects.Release) -> None:
-        """Nothing computes there; what the checkers know of it follows the step."""
-
     def _check_assignment(self, order: StartHolding) -> None:
         """Before the member has anything of the order."""
         if order.duty is not None:
@@ -385,7 +383,3 @@ class SimMember:
         self._around.live_checker.ran(self._duty, news)
         self._inbox.insert(0, news)
         self._step()
-
-
-def _nothing(_: object) -> None:
-    """Effects that mean nothing where bytes have no values."""

@@ -95,19 +95,16 @@ class Silences:
     # -- the rule -------------------------------------------------------------------------------
 
     def ordered(self, commands: Sequence[AnyCommand], met_ns: int) -> None:
-        """A life of the controller, which has met its members at `met_ns` at the earliest, orders
-        this: nothing of one that was silent for too long."""
+        """A life of the controller orders this (see `require_noticed`)."""
         for command in commands if self._silent else ():
             if isinstance(command, Dispatch):
-                self._require_noticed(command.worker, met_ns, command)
+                self.require_noticed(command.worker, met_ns, command)
             elif isinstance(command, StartHolding | DropHolding | SetCores):
-                self._require_noticed(receiver_of(command), met_ns, command)
+                self.require_noticed(receiver_of(command), met_ns, command)
 
-    def left_with(self, member: WorkerRef, what: object) -> None:
-        """A gateway leaves requests with the member."""
-        self._require_noticed(member, 0, what)
-
-    def _require_noticed(self, member: WorkerRef, met_ns: int, what: object) -> None:
+    def require_noticed(self, member: WorkerRef, met_ns: int, what: object) -> None:
+        """The member gets this, or keeps it, from one who has met it at `met_ns` at the earliest:
+        it has not been silent for too long."""
         if member not in self._silent:
             return
         since_ns = max(self._silent[member][0], met_ns)

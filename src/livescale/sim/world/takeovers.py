@@ -9,19 +9,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from livescale.sim.base.clock import Clock
 from livescale.sim.world.life import ControllerLife, Peer
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """When a member, or a gateway, can reach the newer controller, and for how long it cannot
-    reach the older one (0: it can)."""
-
-    newer_after_ns: int
-    older_cut_ns: int
 
 
 class Takeover:
@@ -37,16 +27,12 @@ class Takeover:
         clock.after(longest_ns, lambda: older.end(clock.now_ns))
 
     def begin(self, peer: Peer, meet: Callable[[], None]) -> None:
-        """The peer is to `meet` the newer life."""
-        way = self._draw()
-        self._clock.after(way.newer_after_ns, meet)
-        if way.older_cut_ns:
-            self.older.hold(peer)
-            self._clock.after(way.older_cut_ns, lambda: self.older.go_on(peer))
-
-    def _draw(self) -> Way:
-        """Half of them reach the newer one soon, and half are cut off from the older one."""
-        rng = self._rng
+        """The peer is to `meet` the newer life. Half of them reach it soon, and half are cut off
+        from the older one for a while."""
+        rng, older = self._rng, self.older
         soon_ns = max(self._longest_ns // 20, 1)
-        newer_ns = rng.randint(1, rng.choice([soon_ns, self._longest_ns]))
-        return Way(newer_ns, rng.choice([0, rng.randint(1, self._longest_ns)]))
+        self._clock.after(rng.randint(1, rng.choice([soon_ns, self._longest_ns])), meet)
+        cut_ns = rng.choice([0, rng.randint(1, self._longest_ns)])
+        if cut_ns:
+            older.hold(peer)
+            self._clock.after(cut_ns, lambda: older.go_on(peer))

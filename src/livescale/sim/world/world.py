@@ -69,13 +69,11 @@ class SimWorld:
         self._gateways = Gateways(config, self.clock, self._delays, poison)
         self._members = Members(config, self.clock, self._delays, self._gateways, fences, poison)
         self._gateways.begin(self._gateway_begins, self._gateway_ended, self._members.is_silent)
-        self._stays = HostStays(config, self.clock, self._delays, self._members)
-        self._stays.schedule()
-        self._claimed: ClaimedHosts | None = None
+        stays = HostStays(config, self.clock, self._delays, self._members)
+        self._host_plans: list[HostStays | ClaimedHosts] = [stays]
         if config.demand is not None:
-            self._claimed = ClaimedHosts(
-                config, config.demand, self.clock, self._members, self._stays
-            )
+            claimed = ClaimedHosts(config, config.demand, self.clock, self._members, stays)
+            self._host_plans.append(claimed)
         self._lives = 0
         self._life_world = LifeWorld(
             self.clock,
@@ -93,8 +91,6 @@ class SimWorld:
             *(stay.end_ns for stay in config.stays),
             0,
         )
-        if self._claimed is not None:
-            self._claimed.schedule()
         self._begin()
         self._members.begin()
         for change in config.changes:
@@ -159,12 +155,8 @@ class SimWorld:
         for gateway in self._gateways.by_name.values():
             self._find_each_other(life, gateway)
         self._members.meet(life)
-        self._hosts_meet(life)
-
-    def _hosts_meet(self, life: ControllerLife) -> None:
-        self._stays.meet(life)
-        if self._claimed is not None:
-            self._claimed.meet()
+        for hosts in self._host_plans:
+            hosts.meet(life)
 
     def _take_over(self, choice: int) -> None:
         """A later controller begins, while the one that is there lives on."""
@@ -177,7 +169,8 @@ class SimWorld:
             for name, gateway in self._gateways.by_name.items():
                 takeover.begin(name, partial(self._meet_gateway, life, gateway))
             self._members.take_over(life, takeover)
-            self._hosts_meet(life)
+            for hosts in self._host_plans:
+                hosts.meet(life)
 
     def _begin_life(self, *, is_takeover: bool = False) -> ControllerLife:
         models = tuple(self._policies.values())
@@ -205,7 +198,7 @@ class SimWorld:
         before = self._met_by.get(name)
         self._met_by[name] = life
         if before is not None:
-            before.fence(name, life.epoch)
+            before.report(name, Fenced(life.epoch))
         life.meet_gateway(gateway)
 
     def _end_life(self) -> None:
@@ -236,9 +229,8 @@ class SimWorld:
             self._notes.traffic(now_ns, self._members.transfers.moves.carried_bytes())
 
     def _decided(self, life: ControllerLife) -> None:
-        self._stays.stepped(life)
-        if self._claimed is not None:
-            self._claimed.stepped(life)
+        for hosts in self._host_plans:
+            hosts.stepped(life)
 
     # -- gateways -------------------------------------------------------------------------------
 
@@ -263,9 +255,6 @@ class SimWorld:
 
     # -- models ---------------------------------------------------------------------------------
 
-    def _serves(self, model: str) -> bool:
-        return model in self._policies and model not in self._leaving
-
     def _offers(self, model: str) -> bool:
         """Clients may ask for it."""
         specs = [policy.spec for policy in self._policies.values()]
@@ -278,7 +267,7 @@ class SimWorld:
             event: events.AnyEvent = events.ModelAdded(change.added)
         elif change.changed is not None:
             name = change.changed.spec.name
-            if not self._serves(name):
+            if name not in self._policies or name in self._leaving:
                 return
             self._policies[name] = change.changed
             event = events.ModelChanged(change.changed)

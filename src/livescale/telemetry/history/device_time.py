@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -137,7 +137,7 @@ def _resolved(claims: Sequence[DeviceStretch], from_ns: int, to_ns: int) -> Iter
     end = sorted(kept, key=lambda claim: claim.stop_ns, reverse=True)
     active: Counter[tuple[DeviceUse, str]] = Counter()
     start_ns, now = from_ns, (DeviceUse.IDLE, "")
-    for at_ns in _times(kept, from_ns, to_ns):
+    for at_ns in sorted({from_ns, to_ns, *(at for claim in kept for at in claim[:2])}):
         while end and end[-1].stop_ns == at_ns:
             active[end.pop()[2:]] -= 1
         while begin and begin[-1].start_ns == at_ns:
@@ -147,10 +147,3 @@ def _resolved(claims: Sequence[DeviceStretch], from_ns: int, to_ns: int) -> Iter
             if start_ns < at_ns:
                 yield DeviceStretch(start_ns, at_ns, *now)
             start_ns, now = at_ns, here
-
-
-def _times(claims: Iterable[DeviceStretch], from_ns: int, to_ns: int) -> list[int]:
-    times = {from_ns: None, to_ns: None}
-    for claim in claims:
-        times[claim.start_ns] = times[claim.stop_ns] = None
-    return sorted(times)

@@ -46,14 +46,14 @@ class Follower:
             events.WorkerLost: lambda event: self._lose(event.worker, event.reason),
             events.MembersLeave: self._to_leave,
             commands.StartHolding: self._start,
-            commands.ReleaseHolding: self._released,
-            events.FirstByteArrived: self._first_byte,
-            events.LiveStarted: self._live,
-            events.RoleChanged: self._has_role,
-            events.LayerArrived: self._arrived,
-            events.HoldingCompleted: self._completed,
-            events.HoldingFailed: lambda event: self._gone(event, Ending.FAILED, event.reason),
-            events.HoldingDropped: lambda event: self._gone(event, Ending.RELEASED),
+            commands.ReleaseHolding: self._of_held(self._released),
+            events.FirstByteArrived: self._of_held(self._first_byte),
+            events.LiveStarted: self._of_held(self._live),
+            events.RoleChanged: self._of_held(self._has_role),
+            events.LayerArrived: self._of_held(self._arrived),
+            events.HoldingCompleted: self._of_held(self._completed),
+            events.HoldingFailed: self._of_held(self._failed),
+            events.HoldingDropped: self._of_held(self._dropped),
             events.InstanceReported: self._reported,
             events.BatchTaken: self._taken,
             events.KvTaken: self._kv_taken,
@@ -149,9 +149,7 @@ class Follower:
         if held is not None:
             # The order that makes the difference is not on record, or was lost.
             self._end(held, Ending.RELEASED, "")
-        if report.is_spare:
-            return self._begin_spare(report.order)
-        return self._begin(report.order, is_ordered=False)
+        return self._begin(report.order, is_spare=report.is_spare)
 
     def _to_leave(self, event: events.MembersLeave) -> None:
         self._leaving |= dict.fromkeys(ref for ref in event.members if self._is_there(ref))
@@ -183,36 +181,13 @@ class Follower:
             self._end(self._holdings[spare], Ending.REUSED, "")
         self._begin(order, is_ordered=True)
 
-    def _released(self, command: commands.ReleaseHolding) -> None:
-        """The holding ends, and a warm spare begins; but its rank may have been one already."""
-        held = self._holdings.get(command.holding)
-        if held is not None and not held.is_spare:
-            self._end(held, Ending.RELEASED, "")
-            self._begin_spare(held.order)
-
-    def _begin_spare(self, order: commands.StartHolding) -> HoldingHistory:
-        policy = self.policies.get(order.model)
-        layer_bytes = () if policy is None else policy.spec.layer_bytes
-        held = HoldingHistory(
-            order=order,
-            instance=None,
-            begun_ns=self._now_ns,
-            is_ordered=False,
-            layer_bytes=layer_bytes,
-            is_spare=True,
-            known_ns=[self._now_ns],
-            watermark=order.span.stop,
-            whole_ns=self._now_ns,
-        )
-        self._holdings[held.id] = held
-        self._changes.append(changes.SpareBegun(held))
-        return held
-
-    def _begin(self, order: commands.StartHolding, *, is_ordered: bool) -> HoldingHistory:
+    def _begin(
+        self, order: commands.StartHolding, *, is_ordered: bool = False, is_spare: bool = False
+    ) -> HoldingHistory:
+        """A copy or a rank of an instance begins, or a warm spare, of which all is there."""
         now_ns, duty, instance = self._now_ns, order.duty, None
-        if duty is not None:
-            states = [(now_ns, InstanceState.LOADING)]
-            new = InstanceHistory(duty, order.model, states)
+        if duty is not None and not is_spare:
+            new = InstanceHistory(duty, order.model, [(now_ns, InstanceState.LOADING)])
             instance = self.instances.setdefault(duty.instance, new)
         policy = self.policies.get(order.model)
         held = HoldingHistory(
@@ -221,50 +196,60 @@ class Follower:
             begun_ns=now_ns,
             is_ordered=is_ordered,
             layer_bytes=() if policy is None else policy.spec.layer_bytes,
+            is_spare=is_spare,
             known_ns=[now_ns],
+            watermark=order.span.stop if is_spare else 0,
+            whole_ns=now_ns if is_spare else None,
         )
         self._holdings[held.id] = held
         if instance is not None:
             instance.holdings.append(held)
-        self._changes.append(changes.HoldingBegun(held))
+        self._changes.append((changes.SpareBegun if is_spare else changes.HoldingBegun)(held))
         return held
 
-    # Members' news of a holding that is not there any more are late.
+    def _of_held(self, handle: Callable[[HoldingHistory, Any], None]) -> Callable[[Any], None]:
+        """Messages about a holding: those about one that is not there any more are late."""
 
-    def _first_byte(self, event: events.FirstByteArrived) -> None:
-        held = self._holdings.get(event.holding)
-        if held is not None and held.first_byte_ns is None:
+        def taken_in(message: Any) -> None:
+            held = self._holdings.get(message.holding)
+            if held is not None:
+                handle(held, message)
+
+        return taken_in
+
+    def _released(self, held: HoldingHistory, _: commands.ReleaseHolding) -> None:
+        """The holding ends, and a warm spare begins; but its rank may have been one already."""
+        if not held.is_spare:
+            self._end(held, Ending.RELEASED, "")
+            self._begin(held.order, is_spare=True)
+
+    def _first_byte(self, held: HoldingHistory, _: events.FirstByteArrived) -> None:
+        if held.first_byte_ns is None:
             held.first_byte_ns = self._now_ns
 
-    def _live(self, event: events.LiveStarted) -> None:
-        held = self._holdings.get(event.holding)
-        if held is not None and held.instance is not None:
+    def _live(self, held: HoldingHistory, _: events.LiveStarted) -> None:
+        if held.instance is not None:
             held.live_ns = self._now_ns if held.live_ns is None else held.live_ns
             held.instance.go_live(self._now_ns)
 
-    def _arrived(self, event: events.LayerArrived) -> None:
-        held = self._holdings.get(event.holding)
-        if held is not None:
-            held.arrive(self._now_ns, event.layer, event.watermark, event.live_layers)
+    def _arrived(self, held: HoldingHistory, event: events.LayerArrived) -> None:
+        held.arrive(self._now_ns, event.layer, event.watermark, event.live_layers)
 
-    def _completed(self, event: events.HoldingCompleted) -> None:
-        held = self._holdings.get(event.holding)
-        if held is not None:
-            held.received_bytes = event.received_bytes
-            self._whole(held, self._now_ns)
+    def _completed(self, held: HoldingHistory, event: events.HoldingCompleted) -> None:
+        held.received_bytes = event.received_bytes
+        self._whole(held, self._now_ns)
+
+    def _failed(self, held: HoldingHistory, event: events.HoldingFailed) -> None:
+        self._end(held, Ending.FAILED, event.reason)
+
+    def _dropped(self, held: HoldingHistory, _: events.HoldingDropped) -> None:
+        self._end(held, Ending.RELEASED, "")
 
     def _whole(self, held: HoldingHistory, whole_ns: int) -> None:
         held.whole_ns, held.watermark = whole_ns, len(held.layer_bytes)
         if held.instance is not None and held.instance.is_whole:
             held.instance.enter(self._now_ns, InstanceState.SERVING)
         self._changes.append(changes.HoldingWhole(held))
-
-    def _gone(
-        self, event: events.HoldingFailed | events.HoldingDropped, ending: Ending, reason: str = ""
-    ) -> None:
-        held = self._holdings.get(event.holding)
-        if held is not None:
-            self._end(held, ending, reason)
 
     def _end(self, held: HoldingHistory, ending: Ending, reason: str) -> None:
         del self._holdings[held.id]
@@ -294,9 +279,8 @@ class Follower:
             held.instance.tell(self._now_ns, command.duty)
         self._changes.append(command)
 
-    def _has_role(self, event: events.RoleChanged) -> None:
-        held = self._holdings.get(event.holding)
-        if held is not None and held.instance is not None:
+    def _has_role(self, held: HoldingHistory, event: events.RoleChanged) -> None:
+        if held.instance is not None:
             held.instance.has_role(self._now_ns, event.role)
 
     def _taken(self, event: events.BatchTaken) -> None:
