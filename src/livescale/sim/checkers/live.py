@@ -179,7 +179,7 @@ class LiveChecker:
         has_all = len(ranks) == self._ranks[model] and min(ranks.values()) >= run.span.stop
         if is_live:
             require(has_all, "only layers that are there are run", instance, run.span, ranks)
-            self._runs_part(instance, run)
+            self._runs_part(instance, run, self._spans[model].stop)
             return
         is_whole = has_all and run.span == self._spans[model]
         require(is_whole, "only complete models serve", instance, run.span, ranks)
@@ -205,7 +205,7 @@ class LiveChecker:
         is_full = segment.first_position == len(read) * pool.block_tokens
         return is_full and all(pool.key_of(block) is not None for block in read)
 
-    def _runs_part(self, instance: InstanceId, run: Run) -> None:
+    def _runs_part(self, instance: InstanceId, run: Run, whole: int) -> None:
         parts = self._parts.setdefault(instance, {})
         for segment in run.segments:
             known = (segment.request, segment.attempt)
@@ -214,6 +214,9 @@ class LiveChecker:
             may_begin_anew = instance in self._pulled_bare or (
                 part is not None and (part.kv_missing or part.is_from_prompt)
             )
+            if part is not None and part.next_layer == whole:
+                # It got a token, and was preempted before it could decode.
+                may_begin_anew = may_begin_anew or segment.token_count == part.tokens + 1
             if part is None or (run.span.start == 0 and may_begin_anew):
                 is_from_prompt = part is not None and part.is_from_prompt
                 part = parts[known] = _Part(0, segment.token_count, is_from_prompt=is_from_prompt)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from livescale.load.traces import TraceRow
 from livescale.sim.base.config import HostDemand, HostStay, ModelChange, SimConfig
-from livescale.sim.swarm.worlds import SwarmWorld, changed
+from livescale.sim.swarm.worlds import SwarmWorld, changed, has_room
 from livescale.values.bindings import Binding, EarlyBinding, LateBinding
 from livescale.values.copy_strategies import AllCopies, SpreadCopies
 from livescale.values.scaling_policies import Period
@@ -156,7 +156,7 @@ def with_changed_limits(world: SwarmWorld) -> SwarmWorld:
         )
         at_ns = rng.randrange(_UNTIL_NS)
         drawn = _with_change(config, ModelChange(at_ns, changed=limits))
-        if least > policy.instances_min and not _has_room(drawn):
+        if least > policy.instances_min and not has_room(drawn):
             limits = replace(limits, instances_min=policy.instances_min)
             drawn = _with_change(config, ModelChange(at_ns, changed=limits))
         config = drawn
@@ -324,23 +324,6 @@ def _with_files_on_one_host(config: SimConfig, name: str) -> SimConfig:
         config,
         devices=tuple(replace(one, reads_files=one.host == name) for one in devices),
         hosts=tuple(replace(host, reads_files=host.name == name) for host in hosts),
-    )
-
-
-def _has_room(config: SimConfig) -> bool:
-    """Every model can have an instance while all others have the largest least number that they
-    have at any time."""
-    policies = [*config.controller.models]
-    for change in config.changes:
-        policies += [policy for policy in (change.added, change.changed) if policy is not None]
-    least: dict[str, int] = {}
-    for policy in policies:
-        workers = policy.instances_min * policy.spec.tp_size
-        least[policy.spec.name] = max(workers, least.get(policy.spec.name, 0))
-    taken = sum(least.values())
-    return all(
-        taken + max(policy.spec.tp_size - least[policy.spec.name], 0) <= config.workers
-        for policy in policies
     )
 
 

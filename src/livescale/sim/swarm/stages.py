@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from livescale.sim.base.config import ModelChange, SimConfig
-from livescale.sim.swarm.worlds import SwarmWorld, changed
+from livescale.sim.swarm.worlds import SwarmWorld, changed, has_room
 from livescale.values.copy_strategies import KeyStageCopies
 from livescale.values.scaling_policies import ModelPolicy, ScalingPolicy, StagesByQueue
 from livescale.values.stages import even_stages, stage_specs
@@ -48,7 +48,10 @@ def with_stages(world: SwarmWorld) -> SwarmWorld:
     controller: dict[str, object] = {"models": models, "workers_expected": len(devices)}
     config = replace(config, devices=devices, changes=tuple(changes), kv_blocks=512)
     controller |= _host_memory(config, random.Random(f"key stages {world.seed}"))
-    return SwarmWorld(world.rows, changed(config, controller=controller), world.seed)
+    drawn = changed(config, controller=controller)
+    if not has_room(drawn):
+        drawn = changed(drawn, changes=_with_least(changes, models))
+    return SwarmWorld(world.rows, drawn, world.seed)
 
 
 def _host_memory(config: SimConfig, rng: random.Random) -> dict[str, object]:
@@ -111,3 +114,18 @@ def _changes(
         staged = _staged(replace(change.changed, scaling=whole.scaling), specs, rng)
         return [ModelChange(change.at_ns, changed=policy) for policy in staged]
     return [change]
+
+
+def _with_least(
+    changes: Iterable[ModelChange], models: Iterable[ModelPolicy]
+) -> tuple[ModelChange, ...]:
+    """The least numbers of instances stay those of the start: there is no room for more."""
+    least = {policy.spec.name: policy.instances_min for policy in models}
+
+    def kept(policy: ModelPolicy | None) -> ModelPolicy | None:
+        if policy is None or policy.spec.name not in least:
+            return policy
+        own = min(policy.instances_min, least[policy.spec.name])
+        return replace(policy, instances_min=own)
+
+    return tuple(replace(change, changed=kept(change.changed)) for change in changes)

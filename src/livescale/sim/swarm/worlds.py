@@ -55,6 +55,23 @@ def changed(
     )
 
 
+def has_room(config: SimConfig) -> bool:
+    """Every model can have an instance while all others have the largest least number that they
+    have at any time."""
+    policies = [*config.controller.models]
+    for change in config.changes:
+        policies += [policy for policy in (change.added, change.changed) if policy is not None]
+    least: dict[str, int] = {}
+    for policy in policies:
+        workers = policy.instances_min * policy.spec.tp_size
+        least[policy.spec.name] = max(workers, least.get(policy.spec.name, 0))
+    taken = sum(least.values())
+    return all(
+        taken + max(policy.spec.tp_size - least[policy.spec.name], 0) <= config.workers
+        for policy in policies
+    )
+
+
 def make_model(name: str, layers: int, layer_bytes: int) -> ModelSpec:
     """A model whose embedding and head are twice as large as its decoder layers."""
     sizes = (2 * layer_bytes, *([layer_bytes] * layers), 2 * layer_bytes)
