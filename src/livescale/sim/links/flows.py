@@ -89,6 +89,8 @@ class SimReception:
     is_timed: bool = False
     flows: list[SimFlow] = field(default_factory=list)
     has_begun: bool = False
+    #: layers that proved right; bytes of them that another flow brings as well say nothing
+    came: dict[int, None] = field(default_factory=dict)
     #: layers that shall prove corrupt when they are complete, by number of times
     corruptions: int = 0
     #: it read a layer from storage that is wrong there, and ends at once

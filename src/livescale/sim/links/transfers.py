@@ -222,7 +222,7 @@ class Transfers:
     def _arrived(self, flow: SimFlow, layer: int) -> None:
         """All that the flow brings of the layer is there."""
         reception = flow.reception
-        if reception.holding.missing[layer]:
+        if reception.holding.missing[layer] or layer in reception.came:
             return
         if flow.sender is None and self._clock.now_ns < self._spoiled.get(reception.key[1], 0):
             if not reception.is_failing:
@@ -234,6 +234,7 @@ class Transfers:
             reception.corruptions -= 1
             self._fetch_again(reception, layer)
             return
+        reception.came[layer] = None
         reception.tell(inputs.LayerCame(reception.plan, layer))
         self._complete_if_whole(reception)
 

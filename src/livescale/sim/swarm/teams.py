@@ -49,7 +49,9 @@ def _with_sources(world: SwarmWorld) -> SwarmWorld:
     config = world.config
     models = config.controller.models
     needed = sum(2 * policy.spec.tp_size for policy in models)
-    if needed + 2 > config.workers or config.changes:
+    largest = max(policy.spec.size_bytes for policy in models)
+    roomy = sum(device.arena_bytes >= largest for device in config.devices)
+    if needed + 2 > roomy or config.changes:
         return world
     if any(policy.instances_max < 3 for policy in models):
         return world
