@@ -21,7 +21,7 @@ from livescale.lab.bench.engines.profile_points import (
 from livescale.latency.table import TableLatency
 from livescale.latency.work import RunWork
 from livescale.main import main
-from livescale.runtime.models.catalog import latency
+from livescale.runtime.models.timed_latency import latency
 
 MODEL = ProfiledModel("machine", "m", layers=4, heads=4, kv_heads=2, head_dim=64)
 LIMITS = ProfileLimits(1024, 32, 2048)

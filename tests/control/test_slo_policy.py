@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from livescale.control.policy.autoscaler import Autoscaler
+from livescale.control.policy.autoscaler import SPREAD, Autoscaler
 from livescale.control.policy.load_snapshot import LoadSnapshot, Suggestion
 from livescale.control.policy.policy import SloPolicy
 from livescale.control.policy.service_rate import ServiceRate
@@ -169,6 +169,25 @@ def test_without_an_aim_loads_are_for_queues_above_the_bound(
     ends_before = queued <= there * 10 * load_ms
     expected = max(at_once, 0 if ends_before else loaded, 1)
     assert SloPolicy(aim).suggest(load).at_least == pytest.approx(expected, abs=1)
+
+
+@given(loads())
+def test_what_needs_no_load_shortens_the_queue(load: LoadSnapshot) -> None:
+    """Up to what is there at once, and never more than there are requests; what is worth a load
+    stays what it is, and without an aim nothing is promised."""
+    found, plain = suggest(load), SloPolicy(SloAim()).suggest(load)
+    assert plain.spread == 0
+    assert 0 <= found.spread <= min(load.requests, load.instances + load.resumable)
+    assert load.service_tokens_per_s
+    if found.spread < min(load.requests, load.instances + load.resumable):
+        queued_ns = load.queued_prefill_tokens * S / load.service_tokens_per_s
+        assert queued_ns <= found.spread * AIM.ttft_ns / 8 * 1.001
+    now = load.instances, (1, 1_000), None
+    wanted, reason = Autoscaler(S, S).wanted(0, now[0], found, *now[1:])
+    if found.at_least <= load.instances < found.spread and load.instances:
+        assert (wanted, reason) == (found.spread, SPREAD)
+    if found.at_least > load.instances:
+        assert reason != SPREAD
 
 
 def test_a_prompt_is_not_divided() -> None:

@@ -15,7 +15,7 @@ from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
 from livescale.latency.table import TableLatency
 from livescale.latency.work import LinearLatency, RunWork
-from livescale.runtime.models.catalog import latency
+from livescale.runtime.models.timed_latency import latency
 from livescale.runtime.wire.boot import WorkerBoot
 
 PROFILE = OpProfile(

@@ -7,6 +7,7 @@ import functools
 import pytest
 from pool_plays import CLUSTER, MS, S, cluster
 
+from livescale.config.slo import SloAbsolute
 from livescale.load.traces import TraceRow
 from livescale.sim.pools.configs import build_config
 from livescale.sim.pools.limits import PooledModel
@@ -15,6 +16,8 @@ from livescale.sim.pools.systems import SYSTEMS
 
 DEVICES = CLUSTER.replace("count: 2, kind", "count: 8, kind")
 """Sixteen."""
+SMALL = DEVICES.replace("memory: 80GB", "memory: 45GB")
+"""As many, with room for one model."""
 BUSY, RARE = PooledModel("busy", "llama-3-8b"), PooledModel("rare", "llama-3-8b")
 
 
@@ -31,7 +34,7 @@ def bursts(seconds: int) -> list[TraceRow]:
 @functools.cache
 def slowest_ns(system: str) -> dict[str, int]:
     """By model, the TTFT that nine of ten requests are within, of bursts after the first one."""
-    config = build_config(cluster(DEVICES), [BUSY, RARE], SYSTEMS[system])
+    config = build_config(cluster(SMALL), [BUSY, RARE], SYSTEMS[system])
     loads = {"busy": steady(60), "rare": bursts(60)}
     run = run_pool(config, loads, lead_ns(config), 0)
     found = {}
@@ -53,3 +56,35 @@ def test_a_model_with_rare_bursts_keeps_the_copies_that_they_need() -> None:
 @pytest.mark.parametrize("system", ["livescale", "livescale-recent"])
 def test_the_other_model_has_what_it_needs(system: str) -> None:
     assert slowest_ns(system)["busy"] <= 300 * MS
+
+
+def test_devices_have_room_for_a_second_model_where_there_is_one() -> None:
+    size = build_config(cluster(DEVICES), [BUSY], SYSTEMS["livescale"]).device(0).arena_bytes
+    both = build_config(cluster(DEVICES), [BUSY, RARE], SYSTEMS["livescale"]).device(0)
+    alone = build_config(cluster(DEVICES), [BUSY], SYSTEMS["livescale"]).device(0)
+    assert both.arena_bytes == 2 * size
+    assert both.arena_bytes + both.kv_bytes == alone.arena_bytes + alone.kv_bytes
+    # A rank of this one leaves KV no room for eight requests of the greatest length.
+    large = PooledModel("large", "qwen2.5-72b", 4)
+    shared = build_config(cluster(DEVICES), [BUSY, large], SYSTEMS["livescale"])
+    assert shared.device(0).arena_bytes == shared.spec("large").size_bytes
+
+
+@functools.cache
+def late_share(tbt_ms: int | None) -> float:
+    """Of answers beside long prompts on one instance: those whose mean time between tokens is above
+    60 ms."""
+    slo = SloAbsolute(60 * S, tbt_ms * MS) if tbt_ms else None
+    model = PooledModel("m", "llama-3-8b", instances_max=1, slo=slo)
+    config = build_config(cluster(), [model], SYSTEMS["livescale"])
+    prompts = [TraceRow(n * S // 3, 6_000, 2) for n in range(40)]
+    answers = [TraceRow(n * S // 3 + 100 * MS, 16, 20) for n in range(40)]
+    rows = sorted(prompts + answers, key=lambda row: row.arrival_ns)
+    run = run_pool(config, {"m": rows}, lead_ns(config), 0)
+    found = [timing.tbt_mean_ns for timing in run.timings() if len(timing.token_ns) == 20]
+    return sum(ns is None or ns > 60 * MS for ns in found) / len(found)
+
+
+def test_promised_times_between_tokens_are_kept_beside_long_prompts() -> None:
+    assert late_share(None) > 0.5
+    assert late_share(60) < 0.05

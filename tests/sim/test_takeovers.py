@@ -104,7 +104,7 @@ def nobody_is_woken_for_released_workers(patch: pytest.MonkeyPatch) -> None:
     ("mutation", "rule", "seed"),
     [
         (nobody_is_woken_for_released_workers, "every request ends", 661666),
-        (halves_are_given_up_at_once, "the last copy is kept", 105),
+        (halves_are_given_up_at_once, "the last copy is kept", 147),
         # Such a host may hold an instance or the last copy: either rule is broken.
         (halves_do_not_hold_their_hosts, "before their host goes|when a host goes", 2957),
     ],

@@ -17,7 +17,8 @@ _MIB = 1 << 20
 _WORKERS = 3
 """On processors, where a device is a process: as many as show what scaling is."""
 _KV_BYTES = 256 * _MIB
-_CONTEXTS = 8
+CONTEXTS = 8
+"""Requests as long as they may be, for which KV has room."""
 AUTOMATIC = dict.fromkeys(("workers", "arena_bytes", "kv_bytes", "host_memory_bytes"), "auto")
 """Settings that `fitted` chooses, each with its default as help and documents show it."""
 
@@ -127,7 +128,7 @@ def _kv_bytes(
     context = max(need.context_bytes for need in needs)
     if left_bytes < min(context, free_bytes // 4):
         return None
-    most = max(_KV_BYTES, _whole_mib(_CONTEXTS * context))
+    most = max(_KV_BYTES, _whole_mib(CONTEXTS * context))
     share = max(left_bytes // 2, min(context, left_bytes))
     return min(most, share // _MIB * _MIB)
 

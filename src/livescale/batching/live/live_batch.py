@@ -42,7 +42,9 @@ class LiveLimits(Value, frozen=True):
     moved (`team_end`: "move"), or computed "anew", or what is predicted to be "cheaper". After
     loading, requests that decode move to an instance that has fewer if they have at least
     `move_factor` times as long to go as moving takes (0: they stay where their KV is). With
-    `merges_runs` an instance of a later stage carries Runs that wait out as one.
+    `merges_runs` an instance of a later stage carries Runs that wait out as one. Requests that
+    decode are to get tokens every `tbt_ns` on average: a Run with prompts beside them has no more
+    tokens than that allows (0: no more than the token budget of a Run).
     """
 
     batches_max: int = 16
@@ -61,6 +63,7 @@ class LiveLimits(Value, frozen=True):
     team_end: str = CHEAPER
     move_factor: int = 0
     merges_runs: bool = True
+    tbt_ns: int = 0
 
     def __post_init__(self) -> None:
         amounts = ("batches_max", "batch_tokens_max", "span_ns", "kv_layers_ahead", "answer_ns")
@@ -69,7 +72,7 @@ class LiveLimits(Value, frozen=True):
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
         if self.team_end not in TEAM_ENDS:
             raise ValueError(f"team_end is '{self.team_end}', not one of {', '.join(TEAM_ENDS)}")
-        for name in ("pull_early_permille", "move_factor"):
+        for name in ("pull_early_permille", "move_factor", "tbt_ns"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, it must not be negative")
 

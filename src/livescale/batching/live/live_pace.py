@@ -8,6 +8,10 @@ from livescale.batching.runs.run import Run
 
 _MEASURED_TOKENS_MIN = 16
 """Runs of fewer tokens say little of what a prompt's token takes."""
+_TBT_PERCENT = 80
+"""Of the time between tokens that is aimed at, what a Run may take: some passes between Runs."""
+_MIXED_TOKENS_MIN = 64
+"""Of a Run with prompts beside decodes: prompts move on, also where every Run takes too long."""
 
 
 class LivePace:
@@ -55,6 +59,16 @@ class LivePace:
             tokens_max = min(tokens_max, self._limits.span_ns * 1000 // self.token_layer_ps)
         return tokens_max
 
+    def mixed_tokens_max(self) -> int:
+        """Tokens of a Run in which requests decode, so that these get theirs in time
+        (Sarathi-Serve, OSDI'24, §4.3, with a budget that follows from what Runs take here)."""
+        most = self._batcher.config.run_tokens_max
+        if not (self._limits.tbt_ns and self.token_layer_ps):
+            return most
+        run_ps = self._limits.tbt_ns * 10 * _TBT_PERCENT
+        fitting = run_ps // (self.token_layer_ps * self._decoder_layers)
+        return min(max(fitting, _MIXED_TOKENS_MIN), most)
+
     def layer_ns(self, batch: LiveBatch) -> int:
         """What one layer of the batch should take; 0: not known."""
         return self.token_layer_ps * batch.tokens // 1000
@@ -70,13 +84,12 @@ class LivePace:
 
     @property
     def full_run_ns(self) -> int:
-        """What a Run full of prompt tokens takes; 0: not known."""
+        """What a Run full of prompt tokens takes that decodes wait for; 0: not known."""
         return self._full_run_ps // 1000
 
     @property
     def _full_run_ps(self) -> int:
-        run_tokens = self._batcher.config.run_tokens_max
-        return run_tokens * self._decoder_layers * self.token_layer_ps
+        return self.mixed_tokens_max() * self._decoder_layers * self.token_layer_ps
 
     @property
     def full_batch_ns(self) -> int:

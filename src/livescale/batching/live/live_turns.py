@@ -153,7 +153,8 @@ class LiveTurns:
         """A Run of no live batch."""
         if any(batch is None for _, batch in self.in_flight):
             return None
-        run = self._batcher.next(steps_max, admits=admits)
+        mixed = self._pace.mixed_tokens_max()
+        run = self._batcher.next(steps_max, admits=admits, mixed_tokens_max=mixed)
         if run is not None:
             self.in_flight.append((run, None))
         return run

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from livescale.batching.runs.blocks import BlockPool
-from livescale.batching.runs.choosing import choose_segments
+from livescale.batching.runs.choosing import TokenBudget, choose_segments
 from livescale.batching.runs.held import HeldSequences
 from livescale.batching.runs.kv_room import KvRoom
 from livescale.batching.runs.lines import Lines
@@ -152,10 +152,14 @@ class Batcher:
 
     # -- the three verbs --------------------------------------------------------------------
 
-    def next(self, steps_max: int = 1, *, admits: bool = True) -> Run | None:
+    def next(
+        self, steps_max: int = 1, *, admits: bool = True, mixed_tokens_max: int | None = None
+    ) -> Run | None:
         """The next Run, or None when nothing more could run now.
 
         Without `admits` waiting requests go on waiting: a live batch that is older comes first.
+        `mixed_tokens_max` is the token budget where prompts run beside requests that decode, if
+        that is smaller.
 
         A caller that can carry out several steps at once (the simulator) gets up to `steps_max` if
         nothing that is here now can change the batch before the last of them. What comes in
@@ -168,9 +172,8 @@ class Batcher:
             self.room.admit()
             self._left_out = len(self.lines.waiting)
         running = self._free()
-        segments = choose_segments(
-            running, self.room, config.run_tokens_max, config.oldest_prompt_percent
-        )
+        budget = TokenBudget(config.run_tokens_max, mixed_tokens_max or config.run_tokens_max)
+        segments = choose_segments(running, self.room, budget, config.oldest_prompt_percent)
         if not segments:
             return None
         steps = 1

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from livescale.batching.runs.kv_room import KvRoom
 from livescale.batching.runs.run import Segment
 from livescale.batching.runs.sequence import SequenceState
 
 
+class TokenBudget(NamedTuple):
+    """Tokens of a Run at most: of one with prompts alone, or of a `mixed` one, in which requests
+    decode, too."""
+
+    most: int
+    mixed: int
+
+    def for_prompts(self, decodes: int) -> int:
+        """What so many decodes leave: one token at least, so that prompts move on."""
+        return max(min(self.most, self.mixed) - decodes, 1) if decodes else self.most
+
+
 def choose_segments(
-    running: Iterable[SequenceState], room: KvRoom, tokens_max: int, oldest_prompt_percent: int
+    running: Iterable[SequenceState], room: KvRoom, budget: TokenBudget, oldest_prompt_percent: int
 ) -> tuple[Segment, ...]:
-    """One token of every decode, and chunks of prompts that share what is left of `tokens_max`
+    """One token of every decode, and chunks of prompts that share what is left of the budget
     (Sarathi-Serve, OSDI'24; `share_tokens`).
 
     Decodes are in every Run: a long prompt must not stretch the time between two tokens of others.
-    The budget has room for them, and for one token of every prompt besides.
     """
     segments = []
     prompts = []
@@ -34,7 +46,7 @@ def choose_segments(
     counts = share_tokens(
         [sequence.tokens_left for sequence in prompts],
         [sequence.next_key() for sequence in prompts],
-        tokens_max - len(segments),
+        budget.for_prompts(len(segments)),
         oldest_prompt_percent,
     )
     segments += [

@@ -17,7 +17,8 @@ class ScalingSettings(MachineSettings, frozen=True, kw_only=True):
         str,
         About(
             "Service level objective (SLO) of every model. The value is a multiple of the mean"
-            " (5x-mean) or latency bounds (ttft=450ms,tbt=150ms).",
+            " (5x-mean) or latency bounds (ttft=450ms,tbt=150ms). Scaling aims at a TTFT bound."
+            " A TBT bound limits the prompt tokens that a step computes beside decodes.",
             is_common=True,
         ),
     ] = "5x-mean"

@@ -69,10 +69,9 @@ class Spares(OfPool):
         own.sort(key=lambda copy: max(self._pool.reads.count(member) for member in copy.members))
         return own[:count]
 
-    def empty(self, state: ModelState) -> list[WorkerRef]:
-        """Workers that hold nothing and have room for the model, in id order."""
-        idle = self._fleet.idle(state.spec.size_bytes, engines=not state.is_divided)
-        return [record.ref for record in idle if not self._pool.holds_any(record.ref)]
+    def roomy(self, state: ModelState) -> list[WorkerRef]:
+        """Workers of no instance with room for the model beside what they hold, in id order."""
+        return [room.worker for room in self._rooms(state, {}) if not room.going]
 
     def workers_for(self, state: ModelState) -> int:
         """How many workers the model can have at once: those with room, or with spares that may

@@ -40,7 +40,7 @@ class SparesAhead(OfPool):
         if self._keeping == "off":
             return None
         able = {state: room for state in states if (room := self._room(wall_ns, state)) > 0}
-        roomy = {state: self._spares.empty(state) for state in able}
+        roomy = {state: self._spares.roomy(state) for state in able}
         fitting = [state for state in able if len(roomy[state]) >= state.spec.tp_size]
         if not fitting:
             return self._instead_of_others(able) if self._keeping == NEEDED else None

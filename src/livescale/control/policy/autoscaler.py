@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from livescale.control.policy.load_snapshot import Suggestion
 
+SPREAD = "spare_workers"
+"""The reason of growth that nothing is loaded and nobody gives way for."""
+
 
 class TokenWindow:
     """Prompt tokens that arrived within the last `window_ns`."""
@@ -66,7 +69,11 @@ class Autoscaler:
         if suggestion.at_least > instances and instances < most:
             self.below_since_ns = None
             return min(suggestion.grow_to, most), suggestion.reason
-        if max(suggestion.at_most, suggestion.floor, least) >= instances:
+        if suggestion.spread > instances and instances < most:
+            self.below_since_ns = None
+            return min(suggestion.spread, most), SPREAD
+        kept = (suggestion.at_most, suggestion.floor, suggestion.spread, least)
+        if max(kept) >= instances:
             self.below_since_ns = None
             return instances, "within_bounds"
         if self.below_since_ns is None:

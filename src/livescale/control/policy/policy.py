@@ -25,6 +25,8 @@ from livescale.values.units import NS_PER_MS, NS_PER_S
 
 _QUEUE_LOWER_PERMILLE = 600
 """Of the time that the aim allows in the queue: below, an instance fewer would do."""
+_SPREAD_PART = 8
+"""Of the aim, for which prompts may queue while there are workers that need no load."""
 _LEAST_WAIT_NS = 20_000_000
 """A queue that is over sooner is over before an answer to it could be there."""
 
@@ -153,7 +155,8 @@ class SloPolicy(Policy):
 
         of_use = min(self._need_of_queue(load, rate), load.requests) if rate else 0
         at_once = min(max(at_least, of_use), most)
-        return Suggestion(at_least, at_most, reason, explain, at_least, floor, at_once)
+        spread = self._spread(load, rate)
+        return Suggestion(at_least, at_most, reason, explain, at_least, floor, at_once, spread)
 
     def deadlines_ns(self, now_ns: int) -> list[int]:
         return self._floor.falls_ns(now_ns)
@@ -174,6 +177,17 @@ class SloPolicy(Policy):
             need = max(ready, self._need_of_loads(load, rate, within_aim))
         _, most = _need(queued * 1000, 1, within_aim * _QUEUE_LOWER_PERMILLE)
         return min(need, load.requests), min(most, load.requests)
+
+    def _spread(self, load: LoadSnapshot, rate: int) -> int:
+        """Instances that start and resume without a load and shorten the queue: where an aim is
+        promised, workers that are there anyway are worth nothing else."""
+        if self._aim.ttft_ns is None or not rate:
+            return 0
+        queued = load.queued_prefill_tokens * NS_PER_S
+        of_use = _need(queued, rate * self._aim.ttft_ns // _SPREAD_PART, 1)[0]
+        there = load.instances + load.resumable
+        most = there if load.instances_max is None else min(there, load.instances_max)
+        return min(of_use, load.requests, most)
 
     def _need_of_queue(self, load: LoadSnapshot, rate: int) -> int:
         """Instances that compute the queue in time, if all are there at once."""

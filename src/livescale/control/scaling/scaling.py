@@ -79,15 +79,23 @@ class Scaling(OfPool):
             if wish.wanted < wish.capacity:
                 commands += self._shrink(wish)
         growing = [wish for wish in wishes if wish.wanted > wish.capacity]
-        growing.sort(key=lambda w: (-w.priority, -w.need_permille, w.state.spec.name))
+        # First who needs something, then who can use what is there.
+        growing.sort(
+            key=lambda w: (
+                w.needed == w.capacity,
+                -w.priority,
+                -w.need_permille,
+                w.state.spec.name,
+            )
+        )
         more = [(wish.state.model, wish.wanted - wish.capacity) for wish in growing]
         self._stage_hosts.begin(now_ns, states, more)
         claimed = lacking = 0
         for wish in growing:
             reached, grown = self._grow(now_ns, wish, claimed)
             commands += grown
-            if reached < wish.wanted and now_ns >= wish.state.model.load_failures.blocked_until_ns:
-                missing = wish.state.spec.tp_size * (wish.wanted - reached)
+            if reached < wish.needed and now_ns >= wish.state.model.load_failures.blocked_until_ns:
+                missing = wish.state.spec.tp_size * (wish.needed - reached)
                 commands += self._make_room(wish, missing, claimed)
                 found = self._claim(wish, missing, claimed)
                 claimed += found
@@ -124,6 +132,8 @@ class Scaling(OfPool):
         count = wish.wanted - wish.capacity
         if claimed:
             count = min(count, max(self._found(wish) - claimed, 0) // state.spec.tp_size)
+        if wish.needed == wish.capacity:
+            count = min(count, self._free_for(now_ns, wish) // state.spec.tp_size)
         resumed = draining[:count]
         reached, plan = wish.capacity + len(resumed), None
         reasons: dict[WorkerRef, str] = {}
@@ -133,7 +143,7 @@ class Scaling(OfPool):
             for spare in spares:
                 woken += self._starts.wake(now_ns, state, spare)
             reached += len(spares)
-            plan, reasons = self._plan(state, count - len(resumed) - len(spares))
+            plan, reasons = self._plan(state, min(wish.needed - reached, count))
             reached += len(plan.instances) if plan is not None else 0
         if reached == wish.capacity:
             return reached, []
@@ -148,6 +158,16 @@ class Scaling(OfPool):
             commands += self._starts.load(now_ns, state, plan, offsets, reasons)
             commands += self._host_copies.fill_caches(state.model, plan.instances)
         return reached, commands
+
+    def _free_for(self, now_ns: int, wish: Wish) -> int:
+        """Workers of no instance that other models would leave if all needed at once what they
+        needed lately."""
+        idle = len(self._fleet.idle(0))
+        for state in self._states.values():
+            if state is not wish.state.model:
+                has = sum(self._fleet.tally(part).capacity for part in state.keys)
+                idle -= max(state.lately.at(now_ns) - has, 0) * state.spec.tp_size
+        return max(idle, 0)
 
     def _load_ahead(
         self, now_ns: int, wall_ns: int, states: Mapping[str, ModelState]

@@ -12,6 +12,7 @@ import msgspec
 
 from livescale.control.planning.planning import Planning
 from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
+from livescale.control.policy.autoscaler import SPREAD
 from livescale.control.policy.load_snapshot import LoadSnapshot, Suggestion
 from livescale.control.scaling.stage_lines import StageLines
 from livescale.control.state.model_state import ModelState, PartState
@@ -46,6 +47,11 @@ class Wish:
         return 1000 * self.wanted // max(self.capacity, 1) if self.capacity else 1 << 30
 
     @property
+    def needed(self) -> int:
+        """Instances that are worth a load, or a worker of another model."""
+        return self.capacity if self.reason == SPREAD else self.wanted
+
+    @property
     def at_once(self) -> int:
         """Instances that would be of use if all were there at once."""
         found = self.suggestion.at_once
@@ -67,7 +73,7 @@ class Wish:
         """Workers that its load needs, whether they are there or not. Instances beyond the need,
         such as those that are loaded ahead, do not count."""
         kept = max(self.suggestion.at_most, self.suggestion.floor, self.least, 1)
-        wanted = self.wanted if self.wanted > self.capacity else min(self.wanted, kept)
+        wanted = self.needed if self.needed > self.capacity else min(self.needed, kept)
         return self.state.spec.tp_size * wanted
 
     def notice(self, before: int, after: int, reason: str) -> ScaleDecided:

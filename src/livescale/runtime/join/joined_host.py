@@ -22,7 +22,8 @@ from livescale.runtime.children.restarts import Restarts
 from livescale.runtime.join.head_talk import HeadAccess, HeadTalk
 from livescale.runtime.layout.pool_layout import PoolLayout, joined_seat
 from livescale.runtime.layout.vllm_python import check_vllm
-from livescale.runtime.models.catalog import latency, with_host_memory
+from livescale.runtime.models.catalog import with_host_memory
+from livescale.runtime.models.timed_latency import latency
 from livescale.runtime.supervisor.child_boots import MemberBoots
 from livescale.runtime.supervisor.host_supervisor import HostSupervisor, fork_server
 from livescale.runtime.supervisor.pool_claims import own_rate

@@ -6,7 +6,6 @@ before a model is published in a running pool.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,11 +14,10 @@ import msgspec
 import psutil
 
 from livescale.batching.live.live_batch import MOVE_FACTOR, LiveLimits
-from livescale.clusters.profiles import read_profile
 from livescale.common.regions import ALIGNMENT_BYTES
 from livescale.common.settings import ConfigError, parse_schedule
 from livescale.config.model import ModelConfig, RolesConfig, leaders_max, stage_spans
-from livescale.config.pool import LINEAR_PREFIX, ROOFLINE_PREFIX, WORKERS_MAX, PoolConfig
+from livescale.config.pool import WORKERS_MAX, PoolConfig
 from livescale.config.slo import SloAbsolute, parse_slo
 from livescale.control.multicast.planner import STRATEGIES
 from livescale.control.state.config import ANY_PAIR, ControllerConfig, PairRule
@@ -31,14 +29,10 @@ from livescale.engine.files.model_files import (
     stage_manifests,
 )
 from livescale.latency.layer_times import request_layer_ns
-from livescale.latency.models import AnyLatency
-from livescale.latency.roofline import RooflineLatency
-from livescale.latency.shapes import PRESETS
-from livescale.latency.table import TableLatency
-from livescale.latency.work import LinearLatency
 from livescale.runtime.layout.pool_layout import HostSeat, PoolLayout
 from livescale.runtime.models.catalog_warnings import kv_warnings, read_tokenizer_warnings
-from livescale.runtime.models.scaling_settings import model_scaling, pool_scaling
+from livescale.runtime.models.scaling_settings import model_scaling, pool_scaling, tbt_aim_ns
+from livescale.runtime.models.timed_latency import table_latency
 from livescale.runtime.wire.protocol import CatalogEntry, PublishedModel
 from livescale.values.bindings import Binding, EarlyBinding, LateBinding
 from livescale.values.chunks import fitting_chunk_bytes
@@ -160,7 +154,7 @@ def manifests_of(model: ModelConfig, manifest: Manifest) -> tuple[Manifest, ...]
             return stage_manifests(manifest, stage_spans(model, f"model {manifest.model}: "))
         layer_ns = None
         if model.stage_profile is not None:
-            layer_ns = request_layer_ns(_table(Path(model.stage_profile)))
+            layer_ns = request_layer_ns(table_latency(Path(model.stage_profile)))
         spans = even_stages(model_spec(manifest), model.stages, layer_ns)
         return stage_manifests(manifest, spans)
     except StageError as error:
@@ -348,6 +342,7 @@ def live_limits(config: PoolConfig) -> LiveLimits:
         gap_ns=(config.live_gap_ms or 0) * NS_PER_MS,
         move_factor=MOVE_FACTOR if config.live_migration == "move" else 0,
         team_end=config.team_end,
+        tbt_ns=tbt_aim_ns(config),
     )
 
 
@@ -377,44 +372,6 @@ def _placement(config: PoolConfig) -> Placement:
         "none": NoCopies(),
     }
     return placements[config.placement]
-
-
-def latency(config: PoolConfig) -> AnyLatency:
-    """How long a timed worker takes for a Run. Raises ConfigError for a bad `timed_profile`."""
-    profile = config.timed_profile
-    if profile is None:
-        return LinearLatency(config.timed_run_us * 1000, config.timed_token_us * 1000)
-    try:
-        if profile.startswith(LINEAR_PREFIX):
-            return _linear(profile)
-        return _roofline(profile) if profile.startswith(ROOFLINE_PREFIX) else _table(Path(profile))
-    except ValueError as error:  # ConfigError, too
-        raise ConfigError(f"timed_profile: {error}") from error
-
-
-def _linear(text: str) -> LinearLatency:
-    found = re.fullmatch(r"linear:(\d{1,8}):(\d{1,8})", text)
-    if found is None:
-        raise ConfigError(f"'{text}' is not linear:RUN_US:TOKEN_US, such as linear:8000:67")
-    return LinearLatency(int(found[1]) * 1000, int(found[2]) * 1000)
-
-
-def _table(path: Path) -> TableLatency:
-    profile = read_profile(path)
-    try:
-        return TableLatency.measured(profile)
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from error
-
-
-def _roofline(text: str) -> RooflineLatency:
-    kind, _, name = text.removeprefix(ROOFLINE_PREFIX).partition(":")
-    if name not in PRESETS:
-        raise ConfigError(
-            f"'{text}' is not roofline:ACCELERATOR:MODEL"
-            f" with one of the models {', '.join(PRESETS)}"
-        )
-    return RooflineLatency.of(kind, PRESETS[name])
 
 
 def check_memory(config: PoolConfig, packed_bytes: int, copies_bytes: int) -> int:

@@ -54,6 +54,12 @@ def model_scaling(config: PoolConfig, model: ModelConfig, spec: ModelSpec) -> Sc
     )
 
 
+def tbt_aim_ns(config: PoolConfig) -> int:
+    """The mean time between tokens that the SLO asks for (0: it asks for none)."""
+    slo = parse_slo(config.slo)
+    return (slo.tbt_ns or 0) if isinstance(slo, SloAbsolute) else 0
+
+
 def _ttft_aim_ns(config: PoolConfig) -> int | None:
     """The configured one (None: there is none)."""
     if config.ttft_aim_ms is not None:

@@ -33,9 +33,10 @@ from livescale.runtime.layout.pool_layout import PoolLayout
 from livescale.runtime.layout.vllm_python import check_vllm
 from livescale.runtime.lease.lease_keeper import lease_terms
 from livescale.runtime.lease.lease_stores import lease_store
-from livescale.runtime.models.catalog import controller_config, latency, sizes_of, with_host_memory
+from livescale.runtime.models.catalog import controller_config, sizes_of, with_host_memory
 from livescale.runtime.models.restoration import restored_models
 from livescale.runtime.models.state_directory import PoolState, StateDirectory
+from livescale.runtime.models.timed_latency import latency
 from livescale.runtime.supervisor.child_boots import ChildBoots, MemberBoots, other_heads
 from livescale.runtime.supervisor.host_supervisor import (
     STOP_TIMEOUT_S,

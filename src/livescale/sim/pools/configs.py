@@ -1,7 +1,8 @@
 """From a cluster's file, models by name and a system to the configuration of a simulated pool.
 
-A device's memory is cut as a worker cuts it: an arena for the largest model's rank, a reserve for
-activations and the runtime, and the rest of nine tenths for KV.
+A device's memory is cut as a worker cuts it: an arena for the largest model's rank, and for
+another one beside it where a pool has several models and KV room enough without that; a reserve for
+activations and the runtime; and the rest of nine tenths for KV.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from functools import cache
 
 import msgspec
 
+from livescale.batching.live.live_batch import LiveLimits
 from livescale.clusters.files import NamedTopology
 from livescale.clusters.topology import Topology
 from livescale.common.settings import unknown
+from livescale.config.automatic import CONTEXTS
+from livescale.config.slo import SloAbsolute
 from livescale.control.state.config import ControllerConfig
 from livescale.latency.accelerators import ACCELERATORS
 from livescale.latency.models import AnyLatency
@@ -82,7 +86,7 @@ def build_config(
     room = _room(cluster, kind, specs, system.resident_percent)
     limits = limits_of(len(cluster.topology.devices), models, fitting, system, weights)
     policies = tuple(
-        _aimed(_policy(model, spec, limit, room), system.aim)
+        _aimed(_policy(model, spec, limit, room), system.aim, model.slo)
         for model, spec, limit in zip(models, specs, limits, strict=True)
     )
     topology = cluster.topology
@@ -101,6 +105,7 @@ def build_config(
         load_ns=system.load_ns,
         group_setup_ns=system.group_setup_ns,
         resident_bytes=room.resident_bytes,
+        live=LiveLimits(tbt_ns=_tbt_ns(models)),
         grace_ns=GRACE_NS,
     )
     return msgspec.structs.replace(world, **system.world)
@@ -229,6 +234,9 @@ def _room(
             f" parameters and KV"
             + (f", {resident_bytes / 1e9:.1f} GB of them for residents" if resident_bytes else "")
         )
+    context_bytes = max(spec.kv_bytes_per_token * spec.model_tokens_max for spec in specs)
+    if len(specs) > 1 and usable - arena_bytes - largest.size_bytes >= CONTEXTS * context_bytes:
+        arena_bytes += largest.size_bytes
     return _Room(kind, arena_bytes, resident_bytes, usable - arena_bytes)
 
 
@@ -260,10 +268,18 @@ def _policy(
     )
 
 
-def _aimed(policy: ModelPolicy, aim: SloAim | None) -> ModelPolicy:
-    """The model scales by that aim, if there is one; its other bounds stay."""
+def _tbt_ns(models: Sequence[PooledModel]) -> int:
+    """The least time between tokens that some model promises (0: none does)."""
+    promised = [model.slo.tbt_ns for model in models if model.slo is not None]
+    return min((tbt_ns for tbt_ns in promised if tbt_ns is not None), default=0)
+
+
+def _aimed(policy: ModelPolicy, aim: SloAim | None, slo: SloAbsolute | None) -> ModelPolicy:
+    """The model scales by that aim, if there is one, to what it promises; its other bounds stay."""
     if aim is None:
         return policy
+    if aim.ttft_ns is None and slo is not None:
+        aim = msgspec.structs.replace(aim, ttft_ns=slo.ttft_ns)
     room = policy.scaling if isinstance(policy.scaling, Bounds) else aim.room
     return msgspec.structs.replace(policy, scaling=msgspec.structs.replace(aim, room=room))
 

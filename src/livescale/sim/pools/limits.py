@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from livescale.common.errors import UserError
+from livescale.config.slo import SloAbsolute
 from livescale.sim.pools.systems import System
 from livescale.values.scaling_policies import ROLES, RoleLimits
 from livescale.values.types import Role, Value
@@ -33,7 +34,8 @@ class PooledModel(Value, frozen=True):
     """A model that a pool serves: its name there, the preset that it is, ranks and limits.
 
     `instances_max` None: as many as the pool has room for. With `roles` each instance prefills or
-    decodes, and the limits of `roles` hold in place of the model's.
+    decodes, and the limits of `roles` hold in place of the model's. The pool knows `slo`, if there
+    is one: its systems with an aim scale to it, and its instances take turns by it.
     """
 
     name: str
@@ -44,6 +46,7 @@ class PooledModel(Value, frozen=True):
     idle_ns: int = 60_000_000_000
     priority: int = 0
     roles: PooledRoles | None = None
+    slo: SloAbsolute | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from livescale.clusters.files import NamedTopology
 from livescale.config.slo import SloAbsolute, SloError, SloRule
 from livescale.lab.bench.base.errors import BenchError
@@ -211,15 +213,16 @@ class _SharingBench:
             slo = shared.slo.resolve(full.timings())
         except SloError as error:
             raise BenchError(f"{shared.model.name}: {error}") from error
-        best = _attainment(full, slo)
-        for count in range(shared.model.tp_size, most, shared.model.tp_size):
-            if _attainment(self._alone(shared.model, count), slo) >= KEPT * best:
+        model = _promised(shared.model, slo)
+        best = _attainment(self._alone(model, most), slo)
+        for count in range(model.tp_size, most, model.tp_size):
+            if _attainment(self._alone(model, count), slo) >= KEPT * best:
                 return OwnPool(slo, best, count)
         return OwnPool(slo, best, most)
 
     def row(self, system: System, devices: int, own: Mapping[str, OwnPool]) -> SharingRow:
         cluster = self.options.cluster(devices)
-        models = [shared.model for shared in self.options.models]
+        models = [_promised(m.model, own[m.model.name].slo) for m in self.options.models]
         config = build_config(cluster, models, system, token_weights(self._loads))
         run, history = run_with_history(config, self._loads, lead_ns(config), self.options.seed)
         met = {name: _met(run, name, pool.slo) for name, pool in own.items()}
@@ -237,6 +240,11 @@ class _SharingBench:
         config = build_config(self.options.cluster(devices), [model], SYSTEMS["fixed-full"])
         load = {model.name: self._loads[model.name]}
         return run_pool(config, load, lead_ns(config), self.options.seed)
+
+
+def _promised(model: PooledModel, slo: SloAbsolute) -> PooledModel:
+    """The pool knows what it is judged by."""
+    return msgspec.structs.replace(model, slo=slo)
 
 
 def _attainment(run: PoolRun, slo: SloAbsolute) -> float:
