@@ -64,6 +64,19 @@ def test_never_grows_for_a_queue_that_ends_before_a_load(load: LoadSnapshot) -> 
         assert found.at_least <= allowed
 
 
+@given(loads(), st.integers(0, 60_000))
+def test_what_arrives_adds_no_instance_where_the_queue_keeps_the_aim(
+    load: LoadSnapshot, more: int
+) -> None:
+    """One long prompt within a window says little. Without an aim arrivals count."""
+    load = replace(load, queued_prefill_tokens=0, load_ns=None, window_tokens=more)
+    assert suggest(load).at_least <= 1
+    unaimed = SloPolicy(SloAim()).suggest(load)
+    assert needed_by_rate(load) <= max(unaimed.at_least, 1)
+    # What serves goes on serving while so much arrives.
+    assert suggest(load).at_most == unaimed.at_most
+
+
 @given(loads())
 @example(
     # 20,000 tokens are queued, and by the end of the load it will be 35,000.

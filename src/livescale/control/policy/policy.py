@@ -132,7 +132,10 @@ class SloPolicy(Policy):
         rate = _rate(load)
         needs = needs_of_room(load, self._aim.room)
         if rate:
-            needs.append(need_of_rate(load, self._aim.room, rate))
+            name, arriving, most = need_of_rate(load, self._aim.room, rate)
+            # A promise is kept or broken by the queue: a burst that this computes in time is worth
+            # no load, and no device of another model.
+            needs.append((name, 0 if self._aim.ttft_ns is not None else arriving, most))
             needs.append(("ttft_aim", *self._needs_of_queue(load, rate)))
         reason, at_least, _ = max(needs, key=lambda need: need[1:], default=("idle", 0, 0))
         at_most = max([at_least, *(need[2] for need in needs)])
