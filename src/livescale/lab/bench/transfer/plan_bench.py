@@ -17,6 +17,7 @@ from livescale.control.multicast.bound import lower_bound
 from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.planner import make_plan
 from livescale.control.multicast.request import PlanRequest, Source
+from livescale.report.run.terminal import table
 from livescale.values.types import WorkerRef, agent_ref
 
 SIZES = (64, 256, 1024, 4096)
@@ -66,15 +67,15 @@ class PlanReport:
         return figures
 
     def text(self) -> str:
-        head = f"{'fabric':<11} {'devices':>7} {'targets':>7} {'strategy':<9} {'ms p50':>8}"
-        lines = [f"{head} {'ms p99':>8} {'predicted':>10} {'of bound':>8}"]
-        for row in self.rows:
-            place = f"{row.fabric:<11} {row.devices:>7} {row.targets:>7} {row.strategy:<9}"
-            times = (
-                f"{row.plan_ms_p50:>8.2f} {row.plan_ms_p99:>8.2f} {row.predicted_ns / 1e9:>8.2f} s"
-            )
-            lines.append(f"{place} {times} {row.quality:>7.2f}x")
-        return "\n".join(lines)
+        header = ["fabric", "devices", "targets", "strategy", "ms p50", "ms p99", "predicted s"]
+        rows = [
+            [
+                *(row.fabric, row.devices, row.targets, row.strategy, row.plan_ms_p50),
+                *(row.plan_ms_p99, row.predicted_ns / 1e9, row.quality),
+            ]
+            for row in self.rows
+        ]
+        return table([*header, "of bound"], rows)
 
 
 def run_plan(sizes: tuple[int, ...], repetitions: int, say: Callable[[str], None]) -> PlanReport:
