@@ -19,13 +19,13 @@ from livescale.control.multicast.planner import make_plan
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.report.run.terminal import table
 from livescale.values.types import WorkerRef, agent_ref
+from livescale.values.units import GBIT_BYTES
 
 SIZES = (64, 256, 1024, 4096)
 STRATEGIES = ("auto", "chain", "sharded", "binomial", "tree", "unicast")
 FABRICS = ("rails", "leaf-spine")
 
-_GBIT_BYTES = 125_000_000
-_NIC = 100 * _GBIT_BYTES
+_NIC = 100 * GBIT_BYTES
 _PER_HOST = 8
 _HOSTS_PER_LEAF = 16
 _LAYER_BYTES = (1_050_673_152, *([436_224_000] * 32), 1_050_681_344)
@@ -100,11 +100,11 @@ def make_cluster(fabric: str, devices: int) -> Topology:
     leaves = _PER_HOST if is_rails else -(-hosts // _HOSTS_PER_LEAF)
     below = hosts if is_rails else _HOSTS_PER_LEAF * _PER_HOST
     spine = below * _NIC // 2
-    topology = Topology(group_bytes_per_s=1600 * _GBIT_BYTES)
+    topology = Topology(group_bytes_per_s=1600 * GBIT_BYTES)
     for host in range(hosts):
         own = f"leaf{0 if is_rails else host // _HOSTS_PER_LEAF}"
         topology.agents[agent_ref(host)] = Host(
-            f"host{host}", own, 1 << 40, _NIC, _NIC, 128 * _GBIT_BYTES, 10 * _GBIT_BYTES
+            f"host{host}", own, 1 << 40, _NIC, _NIC, 128 * GBIT_BYTES, 10 * GBIT_BYTES
         )
         for position in range(min(_PER_HOST, devices - host * _PER_HOST)):
             leaf = f"leaf{position}" if is_rails else own
