@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from effort import mostly_long
 from livescale.lab.reproduce.base.claim import Conditions
+from livescale.lab.reproduce.base.half_loads import ttfts_ns
 from livescale.lab.reproduce.base.models import cluster_of
 from livescale.lab.reproduce.quart.quart_loads import (
     CLUSTER,
     MODELS,
     UNEVEN,
     StageSetup,
-    latencies_ns,
     played_fixed,
 )
 from livescale.latency.shapes import EXECUTED
@@ -104,7 +104,7 @@ def test_every_system_answers_what_comes(name: str) -> None:
     run = play(STAGE_SYSTEMS[name])
     assert run.failed == 0
     assert len(run.result.requests) == len(ROWS)
-    assert min(latencies_ns(run)) >= POOLED.model.executed_ns
+    assert min(ttfts_ns(run)) >= POOLED.model.executed_ns
     held: dict[str, int] = {}
     for count in run.result.instances:
         held[count.model] = count.living

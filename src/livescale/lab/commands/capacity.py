@@ -32,15 +32,13 @@ from livescale.sim.pools.capacity import (
     percentiles,
     smallest_pool,
 )
-from livescale.sim.pools.configs import first_devices, first_hosts, microdollars_per_hour
+from livescale.sim.pools.configs import dollars_per_hour, first_devices, first_hosts
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_with_history
 from livescale.sim.pools.systems import System
 from livescale.telemetry.history.device_time import DeviceTime, device_time
 from livescale.telemetry.history.reading import History
 from livescale.telemetry.history.waiting import SLOWEST_PERCENT, SlowRequests, slow_requests
 from livescale.values.units import NS_PER_S
-
-_MICRODOLLARS = 1_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -136,10 +134,9 @@ def _search(
             answer.refused[size] = str(error)
             print(f"{system.name}: {_count(size, unit)}: {error}")
             return False
-        price = microdollars_per_hour(part)
         trial = answer.trials[size] = _Trial(
             devices=len(part.topology.devices),
-            dollars_per_hour=None if price is None else price / _MICRODOLLARS,
+            dollars_per_hour=dollars_per_hour(part),
             device_s=run_.device_ns() / NS_PER_S,
             failed=run_.failed,
             measured=percentiles(run_, bounds),

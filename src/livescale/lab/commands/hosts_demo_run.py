@@ -4,23 +4,20 @@ nothing but the public commands in it, and a client beside the head.
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from livescale.lab.bench.hosts.host_commands import ended_with
 from livescale.lab.client.replay_process import ReplayJob
 from livescale.lab.client.replayer import ReplayResult
 from livescale.lab.commands.pool_watch import PoolWatch, Story
 from livescale.lab.testbed.bed import Testbed
 from livescale.values.units import NS_PER_S
 
-_LOOK_S = 0.02
-_END_S = 10.0
 _DRAIN_S = 60.0
 # Between two acts, so that the picture shows them apart.
 _BETWEEN_S = 2.0
@@ -66,7 +63,7 @@ class HostsDemo:
 
     def play(self, model: Path, job: ReplayJob) -> HostsStory:
         """All acts, in order. Raises UserError where one of them does not come about."""
-        with self._ended_in_order():
+        with ended_with(self._commands, self.head, _DRAIN_S):
             self._start_head(model)
             self._let_join()
             with self._pool.client(self.head) as client:
@@ -77,6 +74,8 @@ class HostsDemo:
                 self._lose_one()
                 self._let_one_leave()
                 self.story.results = self._pool.results(client, job)
+            # What the head says does not reach it.
+            self._commands[self.story.lost].process.kill()
         return self.story
 
     # -- the acts -------------------------------------------------------------------------------
@@ -125,13 +124,9 @@ class HostsDemo:
         self._bed.isolate(story.lost)
         self._watch.read()
         story.streams = self._watch.requests_on(story.lost)
-        story.tell(
-            f"{story.lost}: its links are down, without a word; {len(story.streams)} streams"
-        )
-        self._pool.until(
-            lambda: self._watch.lost_ns.get(story.lost, 0) > story.cut_ns, "the loss is noticed"
-        )
-        story.noticed_ns = self._watch.lost_ns[story.lost]
+        words = "its links are down, without a word"
+        story.tell(f"{story.lost}: {words}; {len(story.streams)} streams")
+        story.noticed_ns = self._pool.until_noticed(story.lost, story.cut_ns)
         took_s = (story.noticed_ns - story.cut_ns) / NS_PER_S
         story.tell(f"{story.lost}: noticed after {took_s:.1f} s; others go on with its streams")
         time.sleep(_BETWEEN_S)
@@ -150,33 +145,3 @@ class HostsDemo:
             command.check_runs()
         story.left_ns = time.monotonic_ns() - asked_ns
         story.tell(f"{story.left}: has left in order after {story.left_ns / NS_PER_S:.1f} s")
-
-    # -- helpers, in the order used -------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _ended_in_order(self) -> Iterator[None]:
-        """The head's Ctrl-C ends the hosts that are there; what happens before that ends all of
-        them at once. What does not end goes with the testbed."""
-        is_whole = False
-        try:
-            yield
-            is_whole = True
-        finally:
-            self._end(is_whole)
-
-    def _end(self, is_whole: bool) -> None:
-        commands = list(self._commands.values())
-        lost = self._commands.get(self.story.lost)
-        for command in commands if not is_whole else [self._commands[self.head]]:
-            command.interrupt()
-        if not is_whole:
-            # Each has had its first one when the second comes, which ends it at once.
-            time.sleep(_LOOK_S * 10)
-            for command in commands:
-                command.interrupt()
-        elif lost is not None:
-            lost.process.kill()
-        deadline_s = time.monotonic() + (_DRAIN_S if is_whole else _END_S)
-        for command in commands:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                command.process.wait(max(deadline_s - time.monotonic(), 0.0))

@@ -33,9 +33,8 @@ from livescale.values.copy_strategies import (
     SpreadCopies,
 )
 from livescale.values.types import WorkerRef, agent_ref
-from livescale.values.units import NS_PER_S
+from livescale.values.units import GBIT_BYTES, NS_PER_S
 
-_GBIT_BYTES = 125_000_000
 _PLACEMENTS: dict[str, Placement] = {
     "spread": SpreadCopies(),
     "cache": CacheCopies(),
@@ -201,13 +200,13 @@ def a800_workers(
     host_memory_gb: float = 192,
 ) -> NamedTopology:
     """So many A800 workers, dealt among hosts with memory (0: each has a host without)."""
-    link, memory = int(link_gbit * _GBIT_BYTES), int(host_memory_gb * 1e9)
+    link, memory = int(link_gbit * GBIT_BYTES), int(host_memory_gb * 1e9)
     agents = {agent_ref(n): Host(f"host-{n}", "leaf-0", memory, link, link) for n in range(hosts)}
     devices = {
         WorkerRef(n): Device("a800", f"host-{n % (hosts or workers)}", "leaf-0", 0, 0, link, link)
         for n in range(workers)
     }
-    storage = int(storage_gbit * _GBIT_BYTES)
+    storage = int(storage_gbit * GBIT_BYTES)
     return NamedTopology(Topology(devices, agents, remote_storage_bytes_per_s=storage))
 
 

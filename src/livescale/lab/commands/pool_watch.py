@@ -93,6 +93,12 @@ class PoolWatch:
         self.until(lambda: self.busiest() is not None, "a host has streams")
         return self.busiest() or ""
 
+    def until_noticed(self, host: str, since_ns: int) -> int:
+        """When the loss of the host was noticed, which happened then. Raises UserError."""
+        lost_ns = self.record.lost_ns
+        self.until(lambda: lost_ns.get(host, 0) > since_ns, "the loss is noticed")
+        return lost_ns[host]
+
     def until(self, is_so: Callable[[], bool], what: str) -> None:
         """Read the record until this is so. Raises UserError after the patience, and when a command
         has ended that should run."""

@@ -35,14 +35,13 @@ from livescale.report.run.reported_run import ReportedRun
 from livescale.report.run.summary import summarize
 from livescale.report.run.terminal import seconds, table
 from livescale.report.run_report import run_text
-from livescale.sim.pools.configs import microdollars_per_hour
+from livescale.sim.pools.configs import dollars_per_hour
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.sim.pools.systems import SYSTEMS, System
 from livescale.telemetry.record.record import read_record
 from livescale.telemetry.record.record_file import create_record
-from livescale.values.units import NS_PER_S
+from livescale.values.units import GBIT_BYTES, NS_PER_S
 
-_MICRODOLLARS = 1_000_000
 _MODELS_TOLD = 8
 """With more models a run is printed in sums: its text would have lines for each of them."""
 
@@ -194,8 +193,8 @@ def _reported(
 
 def _device_dollars(cluster: NamedTopology) -> float | None:
     """What a device costs in an hour, where the price of every host is known."""
-    price = microdollars_per_hour(cluster)
-    return None if price is None else price / _MICRODOLLARS / len(cluster.topology.devices)
+    price = dollars_per_hour(cluster)
+    return None if price is None else price / len(cluster.topology.devices)
 
 
 def _figures(
@@ -211,7 +210,6 @@ def _figures(
     return {**choice.figures(seed), "runs": figures}
 
 
-_GBIT_BYTES = 125_000_000
 _SWEEP = re.compile(r"bandwidth=(\d+(?:\.\d+)?(?:,\d+(?:\.\d+)?)*)")
 MET_PERMILLE = 990
 """A row meets the SLO when so many requests do."""
@@ -242,7 +240,7 @@ def sweep(
         raise UserError("--sweep: no request ended well though the whole pool served")
     rows = [full]
     for rate in rates:
-        load_ns = -(-size * NS_PER_S // int(rate * _GBIT_BYTES))
+        load_ns = -(-size * NS_PER_S // int(rate * GBIT_BYTES))
         system = msgspec.structs.replace(SYSTEMS["fixed-delay"], load_ns=load_ns)
         rows.append(_run(choice, system, rate, slo, arguments.seed)[1])
     print(f"SLO {slo}: a rank of {size / 1e9:.1f} GB loads at the NIC's rate and serves after that")

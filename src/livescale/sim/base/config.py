@@ -14,8 +14,8 @@ from livescale.latency.models import AnyLatency
 from livescale.latency.work import LinearLatency
 from livescale.values.scaling_policies import CoresModel, ModelPolicy
 from livescale.values.types import AGENT_NUMBERS_FROM, ModelSpec, Value, WorkerRef, agent_ref
+from livescale.values.units import GBIT_BYTES
 
-_GBIT = 125_000_000
 SERVING_FIRST, EQUAL = "serving-first", "equal"
 LINK_SHARINGS = (SERVING_FIRST, EQUAL)
 """How what workers send each other (rows and KV) and parameters share links."""
@@ -257,7 +257,7 @@ class SimConfig(Value, frozen=True):
         authors' figures for an 8B model on an A800; a decode step reads 16 GB of weights and
         131 kB of KV per token of context at about 2 TB/s.
         """
-        link = 100 * _GBIT
+        link = 100 * GBIT_BYTES
         policy = ModelPolicy(
             spec=model,
             instances_min=1,
@@ -277,7 +277,7 @@ class SimConfig(Value, frozen=True):
         latency = LinearLatency(base_ns=8_000_000, per_token_ns=66_667, per_context_token_ns=65)
         return cls(
             controller=ControllerConfig(
-                (policy,), workers_expected=workers, remote_storage_bytes_per_s=10 * _GBIT
+                (policy,), workers_expected=workers, remote_storage_bytes_per_s=10 * GBIT_BYTES
             ),
             devices=(device,) * workers,
             latency={"": latency},

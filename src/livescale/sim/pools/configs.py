@@ -156,12 +156,12 @@ def first_devices(cluster: NamedTopology, count: int) -> NamedTopology:
     return _part(cluster, refs, [devices[ref].host for ref in refs])
 
 
-def microdollars_per_hour(cluster: NamedTopology) -> int | None:
+def dollars_per_hour(cluster: NamedTopology) -> float | None:
     """What the hosts of the cluster's devices cost; None where the price of one is not known."""
     hosts = dict.fromkeys(device.host for device in cluster.topology.devices.values())
     prices = [cluster.price_microdollars_per_hour.get(host) for host in hosts]
     known = [price for price in prices if price is not None]
-    return sum(known) if len(known) == len(prices) else None
+    return sum(known) / 1e6 if len(known) == len(prices) else None
 
 
 # -- helpers, in the order used -------------------------------------------------------------------

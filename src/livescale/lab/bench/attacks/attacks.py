@@ -30,6 +30,7 @@ from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.base.line_process import LineProcess, bench_process
 from livescale.lab.bench.base.machine import own_cpu_s
 from livescale.lab.bench.base.made_models import pool_config, target_of
+from livescale.report.run.terminal import table
 from livescale.runtime.supervisor.supervisor import Pool
 
 RATIO_MAX = 2.0
@@ -125,23 +126,24 @@ class AttacksReport:
         return "\n\n".join(parts)
 
     def _table(self) -> str:
-        lines = [
-            f"{'attack':<28} {'alone':>9} {'beside':>9} {'ratio':>6} {'memory':>8} {'cpu':>5}"
-            f" {'5xx':>4} {'offered/s':>9} {'answered/s':>10}  answers"
-        ]
+        rows = []
         for attack in self.attacks:
             figures = attack.as_json()
             answers = (f"{count} x {status}" for status, count in sorted(attack.statuses.items()))
-            lines.append(
-                f"{attack.name:<28} {_ttft_ms(attack.alone_ns):>6.1f} ms"
-                f" {_ttft_ms(attack.beside_ns):>6.1f} ms {attack.p99_ratio:>6.2f}"
-                f" {attack.gateway_bytes / 1e6:>+5.0f} MB {figures['gateway_cpu_share']:>5.0%}"
-                f" {attack.http_5xx:>4} {figures['offered_per_s']:>9.1f}"
-                f" {figures['answered_per_s']:>10.1f}  {', '.join(answers)}"
-                + ("" if attack.is_within else "  <- out of bounds")
+            end = "" if attack.is_within else "  <- out of bounds"
+            rows.append(
+                [
+                    *(attack.name, _ttft_ms(attack.alone_ns), _ttft_ms(attack.beside_ns)),
+                    *(attack.p99_ratio, f"{attack.gateway_bytes / 1e6:+.0f}"),
+                    *(f"{figures['gateway_cpu_share']:.0%}", attack.http_5xx),
+                    *(figures["offered_per_s"], figures["answered_per_s"]),
+                    ", ".join(answers) + end,
+                ]
             )
-        lines += [f"{attack.name}: {error}" for attack in self.attacks for error in attack.errors]
-        return "\n".join(lines)
+        header = ["attack", "alone ms", "beside ms", "ratio", "memory MB", "cpu", "5xx"]
+        told = table([*header, "offered/s", "answered/s", "answers"], rows)
+        errors = [f"{attack.name}: {error}" for attack in self.attacks for error in attack.errors]
+        return "\n".join([told, *errors])
 
 
 def _ttft_ms(ttft_ns: list[int], percent: int = 99) -> float:

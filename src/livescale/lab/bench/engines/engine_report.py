@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 
 from livescale.config.slo import percentile
+from livescale.report.run.terminal import table
 
 HEADLINE_HIDDEN, HEADLINE_LAYERS, HEADLINE_DTYPE = 512, 8, "bfloat16"
 HEADLINE_IN_FLIGHT = 8
@@ -147,11 +148,8 @@ class EngineReport:
             f"{self.prompt_tokens} tokens in, {self.output_tokens} out, greedy, EOS ignored,"
             f" {self.threads} threads, {self.instructions} instructions; tokens/s: median"
             " (least-most)",
-            f"{'engine':<22}{'shape':<9}{'dtype':<9} {'N':>3} {'tokens/s':>9} "
-            f"{'(least-most)':<16}{'ours/it':>8} {'cores':>6} {'/CPU-s':>8}"
-            f"  {'TTFT ms p50/p99':<16} tokens",
+            table(_HEADER, [self._cells(row, ratios.get(id(row))) for row in self.rows]),
         ]
-        lines += [self._line(row, ratios.get(id(row))) for row in self.rows]
         lines += [
             f"{row.hidden}x{row.layers} {row.dtype}, N = {row.in_flight}: {row.outside_share:.1%}"
             " of a decode step is neither a product nor attention."
@@ -166,20 +164,18 @@ class EngineReport:
             )
         return "\n".join(lines)
 
-    def _line(self, row: EngineRow, ratio: float | None) -> str:
-        spread = f"({min(row.tokens_per_s):.0f}-{max(row.tokens_per_s):.0f})"
-        ttft = "-"
-        if row.ttft_ns:
-            ttft = (
-                f"{percentile(row.ttft_ns, 50) / 1e6:.1f}/{percentile(row.ttft_ns, 99) / 1e6:.1f}"
-            )
-        shown = "" if ratio is None else f"{ratio:.2f}"
-        return (
-            f"{row.engine:<22}{f'{row.hidden}x{row.layers}':<9}{row.dtype:<9} {row.in_flight:>3}"
-            f" {row.rate:>9.0f} {spread:<16}{shown:>8}"
-            f" {median(row.cores_used):>6.2f} {row.tokens_per_cpu_s:>8.0f}  {ttft:<16}"
-            f" {row.token_check}"
-        )
+    def _cells(self, row: EngineRow, ratio: float | None) -> list[object]:
+        ttfts = [f"{percentile(row.ttft_ns, q) / 1e6:.1f}" for q in (50, 99) if row.ttft_ns]
+        return [
+            *(row.engine, f"{row.hidden}x{row.layers}", row.dtype, row.in_flight, round(row.rate)),
+            *(f"{min(row.tokens_per_s):.0f}-{max(row.tokens_per_s):.0f}", ratio),
+            *(median(row.cores_used), round(row.tokens_per_cpu_s), "/".join(ttfts) or None),
+            str(row.token_check),
+        ]
+
+
+_HEADER = ["engine", "shape", "dtype", "N", "tokens/s", "least-most", "ours/it", "cores", "/CPU-s"]
+_HEADER += ["TTFT ms p50/p99", "tokens"]
 
 
 def _kind(row: EngineRow) -> tuple[int, int, str, int]:

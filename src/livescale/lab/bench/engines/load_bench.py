@@ -22,6 +22,7 @@ from livescale.lab.bench.base.line_process import LineProcess
 from livescale.lab.bench.base.made_models import BenchShape, made_model
 from livescale.lab.bench.engines.engine_report import OURS
 from livescale.lab.bench.engines.engines import PEERS, PEERS_PATH, has_package
+from livescale.report.run.terminal import table
 
 LIBRARIES = {
     "safetensors": "safetensors",
@@ -83,20 +84,15 @@ class LoadReport:
         return figures
 
     def text(self) -> str:
-        lines = [
-            f"{'loader':<18}{'files':<6}{'GB/s':>7} {'(least-most)':<14}{'ours/it':>8}  settings"
-        ]
+        rows = []
         for row in self.rows:
             rates = [row.bytes / seconds / 1e9 for seconds in row.seconds]
-            ratio = self.ratio(row.loader, row.cache)
-            shown = f"{ratio:.2f}" if row.loader != OURS and ratio is not None else ""
-            spread = f"({min(rates):.1f}-{max(rates):.1f})"
-            lines.append(
-                f"{row.loader:<18}{row.cache:<6}{median(rates):>7.2f} {spread:<14}{shown:>8}"
-                f"  {row.settings}"
-            )
-        lines += [f"{name} is not here: --peer-python has no such package" for name in self.absent]
-        return "\n".join(lines)
+            ratio = None if row.loader == OURS else self.ratio(row.loader, row.cache)
+            spread = f"{min(rates):.1f}-{max(rates):.1f}"
+            rows.append([row.loader, row.cache, median(rates), spread, ratio, row.settings])
+        header = ["loader", "files", "GB/s", "least-most", "ours/it", "settings"]
+        absent = [f"{name} is not here: --peer-python has no such package" for name in self.absent]
+        return "\n".join([table(header, rows), *absent])
 
 
 def run_load(options: LoadBenchOptions, say: Callable[[str], None]) -> LoadReport:

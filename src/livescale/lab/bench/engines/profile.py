@@ -32,12 +32,14 @@ from livescale.lab.bench.engines.profile_points import (
     operations,
 )
 from livescale.latency.table import TableLatency
+from livescale.report.run.terminal import table
 
 _START_S = 600.0
 _RUN_S = 600.0
 BLOCK_TOKENS = 16
 _SHAPE, _LIMITS = BenchShape(512, 8), ProfileLimits(1024, 32, 2048)
 _KINDS = ("prefill", "decode", "mixed")
+_HEADER = ("Run", "measured ms", "predicted", "error %")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,8 @@ class ProfileReport:
             f"{self.model.name} on {self.model.gpu}: {self.runs} Runs of the grid, the fastest"
             f" of {self.rounds} rounds, {self.elapsed_s:.0f} s; written to {self.out}",
             "held out (chunk+before, decodes x context):",
-            f"{'Run':<28}{'measured ms':>12}{'predicted':>12}{'error':>9}",
+            table(_HEADER, [_cells(held) for held in self.held_out]),
         ]
-        lines += [_line(held) for held in self.held_out]
         errors = ((kind, self.error_percent(kind)) for kind in (*_KINDS, None))
         words = [f"{kind or 'all'} {error:.1f} %" for kind, error in errors if error is not None]
         lines.append(f"mean error: {', '.join(words)}")
@@ -162,8 +163,8 @@ def run_profile(options: ProfileOptions, say: Callable[[str], None]) -> ProfileR
         raise BenchError(f"--seconds {options.seconds:g}: too few Runs ended in that time")
     with writing(options.out):
         write_profile(options.out, profile)
-    table = TableLatency.measured(read_profile(options.out))
-    judged = (ProfiledRun(r, times_ns[r], table.run_ns(r.work)) for r in held if r in times_ns)
+    latency = TableLatency.measured(read_profile(options.out))
+    judged = (ProfiledRun(r, times_ns[r], latency.run_ns(r.work)) for r in held if r in times_ns)
     return ProfileReport(
         model=model,
         out=options.out,
@@ -233,11 +234,9 @@ def _round(
     return times_ns
 
 
-def _line(held: ProfiledRun) -> str:
+def _cells(held: ProfiledRun) -> list[object]:
     parts = [f"{new}+{before}" for new, before in held.run.prefills]
     if held.run.decodes:
         parts.append(f"{held.run.decodes}x{held.run.context}")
-    return (
-        f"{', '.join(parts):<28}{held.measured_ns / 1e6:>12.2f}{held.predicted_ns / 1e6:>12.2f}"
-        f"{held.error_percent:>+8.1f}%"
-    )
+    times = (held.measured_ns / 1e6, held.predicted_ns / 1e6, held.error_percent)
+    return [", ".join(parts), *times]

@@ -1,8 +1,8 @@
 """What a prompt gains by gates: vLLM's first token during a load, over its first token after it.
 
 Layers are read, verified and given to the engine at the pace of a link that brings the model in
-`load_per_prefill` times what the prompt takes. The prompt is there when the load begins. Both ways
-in turns, in one process.
+1.5 times what the prompt takes. The prompt is there when the load begins. Both ways in turns, in
+one process.
 """
 
 from __future__ import annotations
@@ -14,25 +14,13 @@ from statistics import median
 
 from livescale.common.interpreter import module_words
 from livescale.lab.bench.base.line_process import LineProcess, thread_environment
-from livescale.lab.bench.base.made_models import BenchShape, made_model
+from livescale.lab.bench.base.made_models import make_bench_model
 from livescale.lab.bench.engines.vllm_options import VllmBenchOptions
 from livescale.vllm_engine.environment import DEFAULTS, FIXED
 
 _ANSWER_S = 600.0
-_SHAPE = BenchShape(512, 8)
-
-
-@dataclass(frozen=True, slots=True)
-class OverlapOptions:
-    """What is run. With `binds_views` parameters are views of the arena, else vLLM packs them."""
-
-    shape: BenchShape = _SHAPE
-    vocabulary: int = 8192
-    prompt_tokens: int = 900
-    load_per_prefill: float = 1.5
-    repetitions: int = 5
-    binds_views: bool = False
-    threads: int = 1
+_PROMPT_TOKENS = 900
+_LOAD_PER_PREFILL = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +56,20 @@ def measure_gates(
     options: VllmBenchOptions, scratch: Path, say: Callable[[str], None]
 ) -> OverlapFigures:
     """Of packed parameters, as a pool's are by default. Raises BenchError."""
-    asked = OverlapOptions(
-        options.shape,
-        options.vocabulary,
-        repetitions=options.repetitions,
-        threads=options.threads,
-    )
-    found = measure_overlap(options.vllm_python, asked)
-    say("  prompts during a load and after it are done")
-    return found
-
-
-def measure_overlap(python: Path, options: OverlapOptions) -> OverlapFigures:
-    """With the vLLM of this interpreter, which has this livescale, too. Raises BenchError."""
-    words = module_words("livescale.lab.bench.engines.vllm_overlap_worker", python=str(python))
+    python = str(options.vllm_python)
+    words = module_words("livescale.lab.bench.engines.vllm_overlap_worker", python=python)
     environ = {**thread_environment(options.threads), **DEFAULTS, **FIXED}
-    with (
-        made_model(options.shape, options.vocabulary, "float32") as directory,
-        LineProcess("vLLM", words, environ) as process,
-    ):
-        answer = process.ask({**asdict(options), "directory": str(directory)}, _ANSWER_S)
+    directory = scratch / "model"
+    make_bench_model(directory, options.shape, options.vocabulary, "float32")
+    asked = {
+        "directory": str(directory),
+        "prompt_tokens": _PROMPT_TOKENS,
+        "load_per_prefill": _LOAD_PER_PREFILL,
+        "repetitions": options.repetitions,
+    }
+    with LineProcess("vLLM", words, environ) as process:
+        answer = process.ask(asked, _ANSWER_S)
+    say("  prompts during a load and after it are done")
     during, after = answer["during"], answer["after"]
     pairs = list(zip(during, after, strict=True))
     return OverlapFigures(

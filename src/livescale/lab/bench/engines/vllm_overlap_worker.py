@@ -37,9 +37,7 @@ class PacedLoads:
         self._prompt = tuple(7 * place % vocabulary for place in range(count))
         self._arena = memoryview(bytearray(self._manifest.size_bytes))
         self._run_tokens = -(-count // _BLOCK_TOKENS) * _BLOCK_TOKENS
-        terms = EngineTerms(
-            _KV_BYTES, _BLOCK_TOKENS, self._run_tokens, _SEQUENCES, asked["binds_views"]
-        )
+        terms = EngineTerms(_KV_BYTES, _BLOCK_TOKENS, self._run_tokens, _SEQUENCES, False)
         self._executor = VllmExecutor(terms, skeletons_max=1)
         self._came: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._executor.when_missing(self._take)

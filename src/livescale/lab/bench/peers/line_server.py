@@ -28,11 +28,11 @@ class RoundResult:
     ttft_ns: list[int] = field(default_factory=list)
 
 
-def serve_lines(load: Callable[[Job], tuple[str, Callable[[Job], Job]]]) -> None:
+def serve_lines(load: Callable[[Job], tuple[object, Callable[[Job], Job]]]) -> None:
     """Answer lines until standard input ends.
 
-    `load` takes the first line and gives the settings in use, for people, and what answers the
-    lines that follow.
+    `load` takes the first line and gives the settings in use, as JSON has them, and what answers
+    the lines that follow.
     """
     # Libraries print: only this descriptor may carry answers.
     answers = os.fdopen(os.dup(1), "w")

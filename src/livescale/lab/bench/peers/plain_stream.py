@@ -17,7 +17,7 @@ _BLOCK_BYTES = 1 << 20
 _SOCKET_BUFFER_BYTES = 1 << 20
 
 
-def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
+def load(job: Job) -> tuple[int, Callable[[Job], Job]]:
     """Memory of `size_bytes`, touched; a listening socket at `address`."""
     memory = memoryview(bytearray(b"\x01" * job["size_bytes"]))
     listening = socket.socket()
@@ -25,7 +25,7 @@ def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
     listening.bind((job["address"], 0))
     listening.listen()
     answer = partial(_answer, memory, listening, job["address"])
-    return str(listening.getsockname()[1]), answer
+    return listening.getsockname()[1], answer
 
 
 def _answer(memory: memoryview, listening: socket.socket, address: str, job: Job) -> Job:

@@ -27,13 +27,13 @@ from livescale.sim.base.config import SimConfig
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record.record import LoadPhases, RequestLine, ScaleLine, StepLine
 from livescale.values.types import Value, WorkerRef
+from livescale.values.units import NS_PER_MS, NS_PER_S
 
 Bare = LinearLatency | RooflineLatency | TableLatency
 
-_NS_PER_S, _MS_NS = 1_000_000_000, 1_000_000
 _LONE_PER_BURST, _LONE_PROMPT_TOKENS, _LONE_OUTPUT_TOKENS = 7, 64, 8
 _PAUSE_NS = 50_000_000
-_BURST_GAP_NS = 5 * _NS_PER_S
+_BURST_GAP_NS = 5 * NS_PER_S
 BURSTS = 3
 """Of a calibration, where no flag says otherwise."""
 _BURST_OUTPUT_TOKENS = 8
@@ -92,7 +92,7 @@ def calibration_rows(latency: Bare, config: PoolConfig, bursts: int) -> list[Tra
     ]
     # As full as Runs get: prompts of two such requests fill one.
     prompt_ns = latency.run_ns(RunWork(((2 * _LONE_PROMPT_TOKENS, 0),), sampled=2)) // 2
-    backlog_ns = config.prefill_queue_upper_ms * _MS_NS
+    backlog_ns = config.prefill_queue_upper_ms * NS_PER_MS
     count = -(-2 * config.workers * backlog_ns // prompt_ns)
     for burst in range(bursts):
         at_ns = lone_count * alone_ns + burst * _BURST_GAP_NS
@@ -118,7 +118,7 @@ def measure_profile(run: PlayedRun, latency: Bare, config: PoolConfig, bursts: i
     if not rates:
         raise BenchError("the pool did not grow while it was calibrated")
     rate = _median(rates)
-    layer_ns = _layer_bytes(run)[0] * _NS_PER_S // rate
+    layer_ns = _layer_bytes(run)[0] * NS_PER_S // rate
     setup_ns = _median(list(_first_layers_ns(run))) - layer_ns
     return PoolProfile(
         latency=latency,
@@ -160,13 +160,13 @@ def simulated_pool(run: PlayedRun, config: PoolConfig, profile: PoolProfile) -> 
         growth_tokens=config.growth_tokens,
         queue_requests_max=config.queue_requests_max,
         queue_prompt_tokens_max=config.queue_prompt_tokens_max,
-        queue_timeout_ns=wait_s * _NS_PER_S if wait_s is not None else None,
+        queue_timeout_ns=wait_s * NS_PER_S if wait_s is not None else None,
         step_gap_ns=profile.step_gap_ns,
         message_delay_ns=profile.message_delay_ns,
         group_setup_ns=profile.load_setup_ns,
         live=live_limits(config),
         resident_bytes=config.resident_bytes,
-        stall_ns=config.stall_ms * _MS_NS,
+        stall_ns=config.stall_ms * NS_PER_MS,
     )
 
 
@@ -188,7 +188,7 @@ def _rates(run: PlayedRun) -> Iterator[int]:
     rest_bytes = sum(_layer_bytes(run)[1:])
     for _, load in _calibration_loads(run):
         if load.first_layer_ns is not None and load.loaded_ns is not None:
-            yield rest_bytes * _NS_PER_S // max(1, load.loaded_ns - load.first_layer_ns)
+            yield rest_bytes * NS_PER_S // max(1, load.loaded_ns - load.first_layer_ns)
 
 
 def _calibration_loads(run: PlayedRun) -> Iterable[tuple[ScaleLine, LoadPhases]]:

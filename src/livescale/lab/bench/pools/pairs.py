@@ -22,7 +22,7 @@ from livescale.sim.pools.limits import PooledModel
 from livescale.sim.pools.runs import lead_ns, run_pool
 from livescale.sim.pools.systems import SYSTEMS
 from livescale.values.types import WorkerRef
-from livescale.values.units import NS_PER_MS
+from livescale.values.units import GBIT_BYTES, NS_PER_MS
 
 STOP, ALONE, PAIRED, JUDGED = (
     "livescale-stop",
@@ -30,7 +30,6 @@ STOP, ALONE, PAIRED, JUDGED = (
     "livescale-pairs",
     "livescale-bounds",
 )
-_GBIT_BYTES = 125_000_000
 _STORAGE_GBIT = 10
 _ANY = SloAbsolute(1 << 62, None)
 
@@ -154,7 +153,7 @@ def _play(
     options: PairsOptions, model: PooledModel, load: tuple[str, int, int, int], name: str
 ) -> RunSummary:
     _, link_gbit, count, gap_ms = load
-    cluster = _cluster(options.instances, model.tp_size, link_gbit * _GBIT_BYTES)
+    cluster = _cluster(options.instances, model.tp_size, link_gbit * GBIT_BYTES)
     config = build_config(cluster, [model], SYSTEMS[name])
     size = (options.prompt_tokens, options.output_tokens)
     burst = [TraceRow(number * gap_ms * NS_PER_MS, *size) for number in range(count)]
@@ -176,7 +175,7 @@ def _cluster(instances: int, tp_size: int, rate: int) -> NamedTopology:
         )
         for number in range(instances * tp_size)
     }
-    storage = _STORAGE_GBIT * _GBIT_BYTES
+    storage = _STORAGE_GBIT * GBIT_BYTES
     return NamedTopology(Topology(devices, {}, remote_storage_bytes_per_s=storage))
 
 

@@ -6,7 +6,6 @@ is transferred: connections, memory and threads are counted and the set-up is ti
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from typing import Any
 
 from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.base.line_process import LineProcess, bench_process
+from livescale.report.run.terminal import table
 
 _ARENA_BYTES = 1 << 20
 _START_S = 300.0
@@ -45,17 +45,15 @@ class MeshReport:
         return {"rows": [asdict(row) for row in self.rows]}
 
     def text(self) -> str:
-        lines = [
-            f"{'workers':>7}{'eager':>7}{'connections':>13}{'set-up ms':>11}"
-            f"{'MiB each':>10}{'of it mesh':>12}{'threads':>9}"
-        ]
-        lines += [
-            f"{row.workers:>7}{row.eager_peers_max:>7}{row.connections:>13}"
-            f"{row.setup_ns / 1e6:>11.0f}{row.rss_bytes / 2**20:>10.1f}"
-            f"{row.mesh_rss_bytes / 2**20:>12.2f}{row.threads:>9}"
+        header = ["workers", "eager", "connections", "set-up ms", "MiB each", "of it mesh"]
+        rows = [
+            [
+                *(row.workers, row.eager_peers_max, row.connections, row.setup_ns / 1e6),
+                *(row.rss_bytes / 2**20, row.mesh_rss_bytes / 2**20, row.threads),
+            ]
             for row in self.rows
         ]
-        return "\n".join(lines)
+        return table([*header, "threads"], rows)
 
 
 def run_mesh(
@@ -91,7 +89,7 @@ def _row(count: int, eager_peers_max: int) -> MeshRow:
                     "eager_peers_max": eager_peers_max,
                 }
             )
-        settings = [json.loads(worker.receive(_START_S)["settings"]) for worker in workers]
+        settings = [worker.receive(_START_S)["settings"] for worker in workers]
         before = _usage(workers)
         peers = [[k, found["address"], found["port"], None] for k, found in enumerate(settings)]
         wanted = [eager_connections(k, count, eager_peers_max) for k in range(count)]

@@ -6,7 +6,6 @@ process of their own, one per device, in their host's network namespace.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -206,10 +205,7 @@ class TransferFleet:
                 }
             )
             self._workers[ref] = process
-        return {
-            ref: json.loads(process.receive(_START_S)["settings"])
-            for ref, process in self._workers.items()
-        }
+        return {ref: of.receive(_START_S)["settings"] for ref, of in self._workers.items()}
 
     def _made(self, ref: WorkerRef, model: str, offset_bytes: int) -> _Copy:
         order = {

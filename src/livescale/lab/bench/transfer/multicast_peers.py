@@ -26,7 +26,7 @@ def stream_seconds(testbed: Testbed, size_bytes: int, repetitions: int) -> float
             process = stack.enter_context(bench_process(name, "peers.plain_stream", before=inside))
             address = host.devices[0].address
             job = {"size_bytes": size_bytes, "address": address}
-            ends.append((process, [address, int(process.ask(job, _START_S)["settings"])]))
+            ends.append((process, [address, process.ask(job, _START_S)["settings"]]))
         (sender, _), (receiver, place) = ends
         seconds = []
         for _ in range(repetitions):
@@ -54,8 +54,7 @@ def gloo_seconds(testbed: Testbed, size_bytes: int, receivers: Iterable[int]) ->
             "store": testbed.hosts[0].control_address,
         }
         for rank, process in enumerate(ranks):
-            answer = process.ask({**job, "rank": rank}, _START_S)
-            job["port"] = int(answer["settings"])
+            job["port"] = process.ask({**job, "rank": rank}, _START_S)["settings"]
         _all(ranks, {"do": "join"})
         return {count: _broadcast(ranks[: count + 1]) for count in receivers}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from livescale.report.run.terminal import table
+
 
 @dataclass(frozen=True, slots=True)
 class MulticastRun:
@@ -106,19 +108,12 @@ class MulticastReport:
 
     def text(self) -> str:
         network = ", ".join(f"{name} {value}" for name, value in self.network.items())
-        lines = [
-            network,
-            f"one TCP stream: {self.stream_seconds:.3f} s",
-            f"{'strategy':<20}{'n':>3}{'seconds':>9}{'T(n)/T(1)':>11}{'stream':>8}{'link':>7}"
-            f"{'overhead':>10}{'vs plan':>9}{'CPU s':>7}{'spine':>7}  layers ms first/half/last",
-        ]
-        lines += [self._line(row) for row in (*self.rows, *self.both_ways)]
+        rows = [self._cells(row) for row in (*self.rows, *self.both_ways)]
         for receivers, seconds in self.gloo_seconds.items():
-            share = self.stream_seconds / seconds
-            lines.append(
-                f"{'gloo broadcast':<20}{receivers:>3}{seconds:>9.3f}{'':>11}{share:>8.2f}"
-            )
-        return "\n".join(lines)
+            cells = ["gloo broadcast", receivers, seconds, None, self.stream_seconds / seconds]
+            rows.append([*cells, *[None] * (len(_HEADER) - len(cells))])
+        stream = f"one TCP stream: {self.stream_seconds:.3f} s"
+        return "\n".join([network, stream, table(_HEADER, rows)])
 
     def _both_ways_over_alone(self) -> float:
         """The slower of two opposite transfers over the chain alone."""
@@ -154,21 +149,22 @@ class MulticastReport:
             figures["spine_crossings"] = row.spine_crossings
         return {name: value for name, value in figures.items() if value is not None}
 
-    def _line(self, row: MulticastRow) -> str:
-        run = row.run
-        growth = self.t_over_t1(row) if row in self.rows else None
-        error = row.predicted_error
+    def _cells(self, row: MulticastRow) -> list[object]:
+        run, error = row.run, row.predicted_error
         layers = [run.layer_ns[k] / 1e6 for k in (0, len(run.layer_ns) // 2, -1)]
-        crossings = f"{row.spine_crossings:.2f}" if self.network["leaves"] > 1 else ""
-        return (
-            f"{row.strategy:<20}{row.receivers:>3}{row.seconds:>9.3f}"
-            f"{'' if growth is None else f'{growth:.3f}':>11}"
-            f"{self.stream_seconds / row.seconds:>8.2f}{row.line_rate_share:>7.3f}"
-            f"{row.overhead_share:>10.1%}{'' if error is None else f'{error:+.1%}':>9}"
-            f"{run.cpu_s:>7.2f}{crossings:>7}  {'/'.join(f'{ms:.0f}' for ms in layers)}"
-        )
+        return [
+            *(row.strategy, row.receivers, row.seconds),
+            self.t_over_t1(row) if row in self.rows else None,
+            *(self.stream_seconds / row.seconds, row.line_rate_share, 100 * row.overhead_share),
+            None if error is None else 100 * error,
+            run.cpu_s,
+            row.spine_crossings if self.network["leaves"] > 1 else None,
+            "/".join(f"{ms:.0f}" for ms in layers),
+        ]
 
 
+_HEADER = ["strategy", "n", "seconds", "T(n)/T(1)", "stream", "link", "overhead %", "off plan by %"]
+_HEADER += ["CPU s", "spine", "layers ms first/half/last"]
 _HEADLINE = frozenset(
     {
         *("strategy", "receivers", "seconds", "bytes", "link_efficiency", "t_over_t1"),

@@ -161,7 +161,7 @@ def layer_sizes(size_bytes: int, layers: int) -> list[int]:
     return [(pages * (k + 1) // layers - pages * k // layers) * _PAGE_BYTES for k in range(layers)]
 
 
-def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
+def load(job: Job) -> tuple[Job, Callable[[Job], Job]]:
     """A data plane that listens; the settings say where."""
     worker = _Worker(job)
     host, port = worker.plane.address
@@ -171,7 +171,7 @@ def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
         "shm_path": worker.plane.shm_path,
         "register_ns": worker.register_ns,
     }
-    return json.dumps(settings), answering(worker)
+    return settings, answering(worker)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ does meets all of them; every block is checked.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -116,7 +115,7 @@ def run_packing(options: PackingOptions, say: Callable[[str], None]) -> PackingR
         # Ended first: the sender's channel ends with it.
         receiver = stack.enter_context(bench_process("the receiver", "transfer.packing_receiver"))
         job: dict[str, object] = {"tensor_bytes": tensor_bytes, "seed": options.seed}
-        told = json.loads(sender.ask(job, _WAIT_S)["settings"])
+        told = sender.ask(job, _WAIT_S)["settings"]
         receiver.ask({**job, **told}, _WAIT_S)
         say(f"blocks of {sum(tensor_bytes) / 1e6:.1f} MB, {len(tensor_bytes)} tensors")
         shares = CpuShares([os.getpid()])

@@ -5,7 +5,6 @@ It is asked over the channel alone. Lines only say when to end: with its standar
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Sequence
 
@@ -85,11 +84,11 @@ class _Sender:
         channel.send_paced(b"", place)
 
 
-def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
+def load(job: Job) -> tuple[Job, Callable[[Job], Job]]:
     """All memory is taken, and a port listens: the settings say which."""
     sender = _Sender(job["tensor_bytes"], job["seed"])
     threading.Thread(target=sender.serve, name="giving", daemon=True).start()
-    return json.dumps({"address": sender.carrier.address}), lambda _: {}
+    return {"address": sender.carrier.address}, lambda _: {}
 
 
 if __name__ == "__main__":

@@ -17,14 +17,15 @@ from livescale.control.multicast.bound import lower_bound
 from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.planner import make_plan
 from livescale.control.multicast.request import PlanRequest, Source
+from livescale.report.run.terminal import table
 from livescale.values.types import WorkerRef, agent_ref
+from livescale.values.units import GBIT_BYTES
 
 SIZES = (64, 256, 1024, 4096)
 STRATEGIES = ("auto", "chain", "sharded", "binomial", "tree", "unicast")
 FABRICS = ("rails", "leaf-spine")
 
-_GBIT_BYTES = 125_000_000
-_NIC = 100 * _GBIT_BYTES
+_NIC = 100 * GBIT_BYTES
 _PER_HOST = 8
 _HOSTS_PER_LEAF = 16
 _LAYER_BYTES = (1_050_673_152, *([436_224_000] * 32), 1_050_681_344)
@@ -66,15 +67,15 @@ class PlanReport:
         return figures
 
     def text(self) -> str:
-        head = f"{'fabric':<11} {'devices':>7} {'targets':>7} {'strategy':<9} {'ms p50':>8}"
-        lines = [f"{head} {'ms p99':>8} {'predicted':>10} {'of bound':>8}"]
-        for row in self.rows:
-            place = f"{row.fabric:<11} {row.devices:>7} {row.targets:>7} {row.strategy:<9}"
-            times = (
-                f"{row.plan_ms_p50:>8.2f} {row.plan_ms_p99:>8.2f} {row.predicted_ns / 1e9:>8.2f} s"
-            )
-            lines.append(f"{place} {times} {row.quality:>7.2f}x")
-        return "\n".join(lines)
+        header = ["fabric", "devices", "targets", "strategy", "ms p50", "ms p99", "predicted s"]
+        rows = [
+            [
+                *(row.fabric, row.devices, row.targets, row.strategy, row.plan_ms_p50),
+                *(row.plan_ms_p99, row.predicted_ns / 1e9, row.quality),
+            ]
+            for row in self.rows
+        ]
+        return table([*header, "of bound"], rows)
 
 
 def run_plan(sizes: tuple[int, ...], repetitions: int, say: Callable[[str], None]) -> PlanReport:
@@ -99,11 +100,11 @@ def make_cluster(fabric: str, devices: int) -> Topology:
     leaves = _PER_HOST if is_rails else -(-hosts // _HOSTS_PER_LEAF)
     below = hosts if is_rails else _HOSTS_PER_LEAF * _PER_HOST
     spine = below * _NIC // 2
-    topology = Topology(group_bytes_per_s=1600 * _GBIT_BYTES)
+    topology = Topology(group_bytes_per_s=1600 * GBIT_BYTES)
     for host in range(hosts):
         own = f"leaf{0 if is_rails else host // _HOSTS_PER_LEAF}"
         topology.agents[agent_ref(host)] = Host(
-            f"host{host}", own, 1 << 40, _NIC, _NIC, 128 * _GBIT_BYTES, 10 * _GBIT_BYTES
+            f"host{host}", own, 1 << 40, _NIC, _NIC, 128 * GBIT_BYTES, 10 * GBIT_BYTES
         )
         for position in range(min(_PER_HOST, devices - host * _PER_HOST)):
             leaf = f"leaf{position}" if is_rails else own

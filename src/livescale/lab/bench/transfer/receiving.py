@@ -8,7 +8,6 @@ are those of one round.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -127,7 +126,7 @@ class _Scene:
             "steps_max": _STEPS_MAX,
             "received_bytes": _received_bytes(options),
         }
-        shared = json.loads(target.ask({**common, **computes}, _WAIT_S)["settings"])
+        shared = target.ask({**common, **computes}, _WAIT_S)["settings"]
         receiver = stack.enter_context(
             bench_process("the receiver", "transfer.receiving_worker", threads=1)
         )
@@ -199,7 +198,7 @@ def _sender(options: ReceivingOptions, number: int, rate: int, stack: ExitStack)
         "arena_bytes": _received_bytes(options),
         "uplink_bytes_per_s": rate,
     }
-    port = json.loads(process.ask(job, _WAIT_S)["settings"])["port"]
+    port = process.ask(job, _WAIT_S)["settings"]["port"]
     order = {
         "do": "make",
         "model": "comes",

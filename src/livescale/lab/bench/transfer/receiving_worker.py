@@ -6,7 +6,6 @@ can take for its own, too. It is introduced to the senders by the settings of it
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -14,7 +13,6 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -190,7 +188,7 @@ class _Worker(_Receiver):
             arena = Arena(job["arena_bytes"], memfd=memfd)
         super().__init__({**job, "offset_bytes": offset_bytes}, arena)
         #: what a second process needs to have the same arena
-        self.shared: dict[str, Any] = {
+        self.shared: Job = {
             "memfd": f"/proc/{os.getpid()}/fd/{arena.fd}",
             "arena_bytes": arena.size_bytes,
             "offset_bytes": offset_bytes,
@@ -210,10 +208,10 @@ class _Worker(_Receiver):
         return self._computer.decode(job["steps"])
 
 
-def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
+def load(job: Job) -> tuple[Job, Callable[[Job], Job]]:
     """The model, if there is one, is loaded, and a data plane is there."""
     worker = _Worker(job)
-    return json.dumps(worker.shared), answering(worker)
+    return worker.shared, answering(worker)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from livescale.lab.commands.hosts_demo import (
 from livescale.lab.commands.scenario import TokenChecks, checked_tokens, make_model_once
 from livescale.lab.testbed.ray_cluster import RayCluster
 from livescale.lab.testbed.spec import TestbedError
+from livescale.report.run.terminal import table
 from livescale.values.units import NS_PER_S
 
 _HOSTS_MIN = 2
@@ -111,14 +112,13 @@ class RayReport:
             "Ray: node": "ray_node_noticed_s",
             "back": "back_s",
         }
-        head = ("what happened", "streams", *columns)
-        rows: list[tuple[str, ...]] = [head]
-        for name, found in self.losses.items():
-            times = [f"{found[key]:.2f} s" if key in found else "-" for key in columns.values()]
-            rows.append((name.replace("_", " "), str(found["streams"]), *times))
-        lines = ["  ".join(f"{cell:<14}" for cell in row).rstrip() for row in rows]
+        rows = [
+            [name.replace("_", " "), found["streams"], *map(found.get, columns.values())]
+            for name, found in self.losses.items()
+        ]
+        told = table(["what happened", "streams", *(f"{name} s" for name in columns)], rows)
         problems = [f"not good: {problem}" for problem in self.problems()]
-        return "\n".join([*lines, "", self.checks.text(), *problems])
+        return "\n".join([told, "", self.checks.text(), *problems])
 
     def as_json(self) -> dict[str, object]:
         by_host = {host: ns / NS_PER_S for host, ns in sorted(self.story.joined_ns.items())}

@@ -248,10 +248,7 @@ class RayBenchRun:
         loss.struck_ns = time.monotonic_ns()
         strikes[loss.host]()
         self.story.tell(f"{loss.host}: {loss.kind.words}; {len(loss.streams)} streams")
-        self._pool.until(
-            lambda: self._watch.lost_ns.get(name, 0) > loss.struck_ns, "the loss is noticed"
-        )
-        loss.noticed_ns = self._watch.lost_ns[name]
+        loss.noticed_ns = self._pool.until_noticed(name, loss.struck_ns)
         took_s = (loss.noticed_ns - loss.struck_ns) / NS_PER_S
         self.story.tell(f"{loss.host}: noticed after {took_s:.2f} s; others go on with its streams")
 

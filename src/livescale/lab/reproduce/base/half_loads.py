@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import msgspec
 
@@ -101,13 +102,17 @@ def rate_of(rows: Sequence[TraceRow]) -> float:
     return rate
 
 
+def ttfts_ns(run: PoolRun) -> list[int]:
+    """Of all requests that were answered."""
+    return [t.ttft_ns for t in run.timings() if t.ttft_ns is not None]
+
+
 def ttft_mean_s(run: PoolRun) -> float:
-    times = _ttfts_ns(run)
-    return sum(times) / len(times) / NS_PER_S
+    return fmean(ttfts_ns(run)) / NS_PER_S
 
 
 def ttft_percentile_s(run: PoolRun, q: int) -> float:
-    return percentile(_ttfts_ns(run), q) / NS_PER_S
+    return percentile(ttfts_ns(run), q) / NS_PER_S
 
 
 def ttft_p99_s(run: PoolRun) -> float:
@@ -116,8 +121,7 @@ def ttft_p99_s(run: PoolRun) -> float:
 
 def tbt_mean_s(run: PoolRun) -> float:
     """Of all gaps between tokens."""
-    gaps = [gap for timing in run.timings() for gap in timing.tbt_ns]
-    return sum(gaps) / len(gaps) / NS_PER_S
+    return fmean(gap for timing in run.timings() for gap in timing.tbt_ns) / NS_PER_S
 
 
 def violations_percent(run: PoolRun, slo: SloAbsolute) -> float:
@@ -174,7 +178,3 @@ def _saturated_rate(rows: Sequence[TraceRow], config: SimConfig, seed: int) -> f
     ends = sorted(line.finished_ns for line in run.result.requests)
     first, last = count // 10, count * 9 // 10
     return (last - first) * NS_PER_S / (ends[last] - ends[first])
-
-
-def _ttfts_ns(run: PoolRun) -> list[int]:
-    return [t.ttft_ns for t in run.timings() if t.ttft_ns is not None]

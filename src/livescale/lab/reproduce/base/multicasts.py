@@ -19,7 +19,6 @@ from livescale.values.chunks import ChunkGrid, Feed
 from livescale.values.types import FromStorage, WorkerRef
 from livescale.values.units import NS_PER_S
 
-GBIT_BYTES = 125_000_000
 MIB = 1 << 20
 _MODEL = "m"
 _PLAN = 1

@@ -15,7 +15,6 @@ import msgspec
 
 from livescale.config.slo import percentile
 from livescale.lab.reproduce.base.models import cluster_of, layers_of, prefill_ms
-from livescale.lab.reproduce.base.multicasts import GBIT_BYTES
 from livescale.load.traces import TraceRow
 from livescale.messages.commands import ChangeDuty
 from livescale.sim.base.config import SimConfig
@@ -26,7 +25,7 @@ from livescale.sim.pools.systems import SYSTEMS
 from livescale.telemetry.record.record import AnyLine, StepLine
 from livescale.values.copy_strategies import AllCopies, NoCopies
 from livescale.values.routes import Team
-from livescale.values.units import NS_PER_S
+from livescale.values.units import GBIT_BYTES, NS_PER_S
 
 _BURST_AFTER_NS = NS_PER_S
 _IDLE_NS = NS_PER_S

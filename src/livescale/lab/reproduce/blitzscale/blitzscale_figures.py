@@ -7,10 +7,9 @@ colocated.
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import msgspec
 
@@ -33,9 +32,9 @@ from livescale.lab.reproduce.blitzscale import blitzscale_baselines as baselines
 from livescale.lab.reproduce.blitzscale import blitzscale_bursts as bursts
 from livescale.lab.reproduce.blitzscale import blitzscale_network as network
 from livescale.lab.reproduce.blitzscale import blitzscale_pools as pools
-from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
+from livescale.sim.pools.runs import PoolRun, lead_ns, recorded, run_pool
 from livescale.telemetry.history.reading import read_history
-from livescale.telemetry.record.record import TrafficLine, read_record
+from livescale.telemetry.record.record import TrafficLine
 from livescale.telemetry.timeline import host_copy_use
 from livescale.values.units import NS_PER_MS, NS_PER_S
 
@@ -315,11 +314,8 @@ def _recorded(setup: Setup, system: str, conditions: Conditions) -> tuple[float,
     """Host copies of the model on average, and parameters that NICs had carried by each time."""
     config = setup.config(system)
     rows, _ = half_load(setup, conditions)
-    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        run_pool(config, {setup.preset: rows}, lead_ns(config), conditions.seed, file)
-        file.flush()
-        path = Path(file.name)
-        (use,) = host_copy_use(read_history(read_record(path))).values()
-        lines = (line for line in read_record(path) if isinstance(line, TrafficLine))
-        carried = {line.now_ns: line.carried_bytes.get("nic", 0) for line in lines}
-    return use.copies_mean, carried
+    play = partial(run_pool, config, {setup.preset: rows}, lead_ns(config), conditions.seed)
+    lines = recorded(play, list)[1]
+    (use,) = host_copy_use(read_history(lines)).values()
+    traffic = (line for line in lines if isinstance(line, TrafficLine))
+    return use.copies_mean, {t.now_ns: t.carried_bytes.get("nic", 0) for t in traffic}

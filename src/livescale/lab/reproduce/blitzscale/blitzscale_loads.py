@@ -8,10 +8,9 @@ import statistics
 from livescale.clusters.topology import Topology
 from livescale.lab.reproduce.base.claim import Conditions, Curve, Measured, Picture, claim, near
 from livescale.lab.reproduce.base.models import cluster_of, layers_of, prefill_ms
-from livescale.lab.reproduce.base.multicasts import GBIT_BYTES
 from livescale.latency.shapes import PRESETS
 from livescale.load.traces import TraceRow
-from livescale.values.units import NS_PER_S
+from livescale.values.units import GBIT_BYTES, NS_PER_S
 
 _BURST_TRACE = "burstgpt2gpt4_5539015_5min"
 _STEP_TRACE = "burstgpt1_744286_72s"

@@ -21,7 +21,6 @@ from livescale.lab.reproduce.base.half_loads import (
     violations_percent,
 )
 from livescale.lab.reproduce.base.models import cluster_of, layers_of
-from livescale.lab.reproduce.base.multicasts import GBIT_BYTES
 from livescale.lab.reproduce.base.series import kv_percents, kv_sent
 from livescale.load.traces import TraceRow
 from livescale.sim.pools.configs import build_config, first_devices
@@ -29,7 +28,7 @@ from livescale.sim.pools.limits import PooledModel, PooledRoles
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.sim.pools.systems import find_system
 from livescale.values.copy_strategies import NoCopies
-from livescale.values.units import NS_PER_MS, NS_PER_S
+from livescale.values.units import GBIT_BYTES, NS_PER_MS, NS_PER_S
 
 SPEEDS = (10, 55, 110, 220, 440, 576)
 """Gbit/s per GPU at which parameters are taken to come: the paper's knee, its half and double, an

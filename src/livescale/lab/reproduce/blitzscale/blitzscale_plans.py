@@ -17,7 +17,6 @@ from livescale.lab.reproduce.base.claim import (
     near,
 )
 from livescale.lab.reproduce.base.multicasts import (
-    GBIT_BYTES,
     MIB,
     Multicast,
     device,
@@ -27,7 +26,7 @@ from livescale.lab.reproduce.base.multicasts import (
 )
 from livescale.values.routes import Partner
 from livescale.values.types import WorkerRef, agent_ref
-from livescale.values.units import NS_PER_S
+from livescale.values.units import GBIT_BYTES, NS_PER_S
 
 _SIZE_8B_BYTES = 16_000_000_000
 _SIZE_72B_BYTES = 144_000_000_000

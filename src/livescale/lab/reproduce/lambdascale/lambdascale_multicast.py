@@ -14,12 +14,12 @@ from livescale.control.multicast.binomial import BinomialPlan
 from livescale.control.multicast.fabric import Fabric
 from livescale.lab.reproduce.base.claim import Conditions, Curve, Measured, Picture, claim, near
 from livescale.lab.reproduce.base.models import layers_of
-from livescale.lab.reproduce.base.multicasts import GBIT_BYTES, MIB, Multicast, single_nodes
+from livescale.lab.reproduce.base.multicasts import MIB, Multicast, single_nodes
 from livescale.messages.scale_plan import ScalePlan
 from livescale.sim.pools.systems import SYSTEMS
 from livescale.values.chunks import ChunkGrid
 from livescale.values.types import WorkerRef
-from livescale.values.units import NS_PER_S
+from livescale.values.units import GBIT_BYTES, NS_PER_S
 
 _NIC = 400 * GBIT_BYTES
 """λScale, Table 1: InfiniBand of 400 Gbit/s per node."""

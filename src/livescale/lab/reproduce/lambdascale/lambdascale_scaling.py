@@ -14,14 +14,14 @@ from livescale.lab.reproduce.base.claim import (
 )
 from livescale.lab.reproduce.base.half_loads import Setup, half_loaded, ttft_percentile_s
 from livescale.lab.reproduce.base.models import cluster_of, layers_of
-from livescale.lab.reproduce.base.multicasts import GBIT_BYTES, Multicast, device
+from livescale.lab.reproduce.base.multicasts import Multicast, device
 from livescale.load.traces import TraceRow
 from livescale.sim.pools.configs import build_config
 from livescale.sim.pools.limits import PooledModel
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.sim.pools.systems import SYSTEMS
 from livescale.values.types import WorkerRef, agent_ref
-from livescale.values.units import NS_PER_S
+from livescale.values.units import GBIT_BYTES, NS_PER_S
 
 _SSD = 5_000_000_000
 _HOST_LINK = 64_000_000_000

@@ -10,8 +10,8 @@ import itertools
 
 from livescale.lab.reproduce.base.claim import Conditions, Curve, Measured, Picture, claim
 from livescale.lab.reproduce.base.models import prefill_ms
-from livescale.lab.reproduce.base.multicasts import GBIT_BYTES
 from livescale.latency.shapes import PRESETS
+from livescale.values.units import GBIT_BYTES
 
 _MODELS = {"7b": ("llama-2-7b", 1), "13b": ("llama-2-13b", 1), "70b": ("llama-2-70b", 4)}
 """Preset and ranks, as on the paper's testbeds. Four ranks of a node share its one NIC."""

@@ -13,6 +13,7 @@ from livescale.lab.reproduce.base.claim import (
     Picture,
     claim,
 )
+from livescale.lab.reproduce.base.half_loads import ttft_mean_s, ttft_percentile_s, ttfts_ns
 from livescale.lab.reproduce.quart.quart_loads import (
     ALL,
     BASELINES,
@@ -21,10 +22,7 @@ from livescale.lab.reproduce.quart.quart_loads import (
     StageSetup,
     devices_held,
     failed,
-    latencies_ns,
     less_percent,
-    mean_s,
-    percentile_s,
     played,
     within_percent,
 )
@@ -80,7 +78,9 @@ def over_burstiness(conditions: Conditions) -> Measured:
     figures = {"failed": failed(runs)}
     for name in BASELINES:
         pairs = [(runs["quart"][cv], runs[name][cv]) for cv in CVS]
-        figures[f"{name}_less"] = fmean([less_percent(mean_s(a), mean_s(b)) for a, b in pairs])
+        figures[f"{name}_less"] = fmean(
+            [less_percent(ttft_mean_s(a), ttft_mean_s(b)) for a, b in pairs]
+        )
         ratios = [good["quart"][cv] / max(good[name][cv], 0.01) for cv in CVS]
         figures[f"{name}_goodput"] = fmean(ratios)
         figures[f"{name}_goodput_at_8"] = ratios[-1]
@@ -109,7 +109,7 @@ def over_burstiness(conditions: Conditions) -> Measured:
 def growth_with_burstiness(conditions: Conditions) -> Measured:
     """QUART §8.3, Figure 7 (a)."""
     runs = _runs(conditions)
-    means = _each(runs, mean_s)
+    means = _each(runs, ttft_mean_s)
     figures = {name: means[name][CVS[-1]] / means[name][CVS[0]] for name in ALL}
     figures |= _by_cv(means, "s") | {"failed": failed(runs)}
     return Measured(figures, _picture("Mean latency (Figure 7a)", "s", means))
@@ -162,7 +162,7 @@ def queue_lengths(conditions: Conditions) -> Measured:
 def quantiles(conditions: Conditions) -> Measured:
     """QUART §8.4, Figure 8 (a)."""
     runs = {name: played(StageSetup(_MODEL, 4.0), name, conditions) for name in ALL}
-    times = {name: {q: percentile_s(run, q) for q in _QUANTILES} for name, run in runs.items()}
+    times = {name: {q: ttft_percentile_s(run, q) for q in _QUANTILES} for name, run in runs.items()}
     least = {q: min(its[q] for its in times.values()) for q in _QUANTILES}
     figures: dict[str, float] = {
         "quantiles": len(_QUANTILES),
@@ -208,7 +208,7 @@ def _by_cv(values: Mapping[str, Mapping[float, float]], unit: str) -> dict[str, 
 
 def _waiting(run: PoolRun) -> float:
     """Requests that wait, on average over the run's own time."""
-    waited_ns = sum(max(ns - _executed_ns(), 0) for ns in latencies_ns(run))
+    waited_ns = sum(max(ns - _executed_ns(), 0) for ns in ttfts_ns(run))
     return waited_ns / (run.ended_ns - run.started_ns)
 
 

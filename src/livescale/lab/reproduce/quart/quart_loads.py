@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from livescale.config.slo import percentile
 from livescale.lab.reproduce.base.claim import Conditions
+from livescale.lab.reproduce.base.half_loads import ttfts_ns
 from livescale.lab.reproduce.base.models import cluster_of
 from livescale.lab.reproduce.base.sharing import shared
 from livescale.latency.shapes import EXECUTED
@@ -121,15 +121,6 @@ def played_fixed(setup: StageSetup, conditions: Conditions) -> PoolRun:
     return play_equal(STAGE_SYSTEMS["fixed-stages"], like, like.config.workers, 1, play)[1]
 
 
-def latencies_ns(run: PoolRun) -> list[int]:
-    """Of all requests that were answered."""
-    return [t.ttft_ns for t in run.timings() if t.ttft_ns is not None]
-
-
-def mean_s(run: PoolRun) -> float:
-    return fmean(latencies_ns(run)) / NS_PER_S
-
-
 def second_burst_s(run: PoolRun) -> float:
     """Mean latency of the requests of the second burst."""
     from_ns = run.started_ns + _BURSTS_NS
@@ -139,13 +130,9 @@ def second_burst_s(run: PoolRun) -> float:
     return fmean(times) / NS_PER_S
 
 
-def percentile_s(run: PoolRun, q: int) -> float:
-    return percentile(latencies_ns(run), q) / NS_PER_S
-
-
 def within_percent(run: PoolRun, slo_ns: int) -> float:
     """Of all requests, how many were answered in that time."""
-    return 100 * sum(ns <= slo_ns for ns in latencies_ns(run)) / len(run.result.requests)
+    return 100 * sum(ns <= slo_ns for ns in ttfts_ns(run)) / len(run.result.requests)
 
 
 def devices_held(run: PoolRun) -> float:
@@ -155,7 +142,7 @@ def devices_held(run: PoolRun) -> float:
 
 def good_per_device_s(run: PoolRun, slo_ns: int) -> float:
     """Requests within that time per second of devices."""
-    return sum(ns <= slo_ns for ns in latencies_ns(run)) * NS_PER_S / run.device_ns()
+    return sum(ns <= slo_ns for ns in ttfts_ns(run)) * NS_PER_S / run.device_ns()
 
 
 def failed(runs: Mapping[str, Mapping[Any, PoolRun]]) -> float:

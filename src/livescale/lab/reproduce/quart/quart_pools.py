@@ -13,6 +13,7 @@ from livescale.lab.reproduce.base.claim import (
     Picture,
     claim,
 )
+from livescale.lab.reproduce.base.half_loads import ttft_mean_s, ttft_percentile_s
 from livescale.lab.reproduce.quart.quart_loads import (
     ALL,
     BASELINES,
@@ -23,8 +24,6 @@ from livescale.lab.reproduce.quart.quart_loads import (
     failed,
     good_per_device_s,
     less_percent,
-    mean_s,
-    percentile_s,
     played,
     within_percent,
 )
@@ -60,7 +59,7 @@ def _q1_agrees(f: Figures) -> bool:
 def mean_latency(conditions: Conditions) -> Measured:
     """QUART §8.2, Figure 6 (a)."""
     runs = _runs(conditions)
-    means = {name: {m: mean_s(run) for m, run in its.items()} for name, its in runs.items()}
+    means = {name: {m: ttft_mean_s(run) for m, run in its.items()} for name, its in runs.items()}
     figures = {"failed": failed(runs)}
     for name in BASELINES:
         figures[name] = fmean([less_percent(means["quart"][m], means[name][m]) for m in MODELS])
@@ -68,7 +67,7 @@ def mean_latency(conditions: Conditions) -> Measured:
     for name in ALL:
         for model, label in MODELS.items():
             figures[f"{name}_{label.lower()}_s"] = means[name][model]
-    return Measured(figures, _bars("Mean latency under bursts (Figure 6a)", runs, mean_s))
+    return Measured(figures, _bars("Mean latency under bursts (Figure 6a)", runs, ttft_mean_s))
 
 
 @claim(
@@ -89,14 +88,14 @@ def beside_cocktail(conditions: Conditions) -> Measured:
     figures = {"failed": failed(runs)}
     for model, label in MODELS.items():
         ours, theirs = runs["quart"][model], runs["cocktail"][model]
-        figures[label.lower()] = less_percent(mean_s(ours), mean_s(theirs))
+        figures[label.lower()] = less_percent(ttft_mean_s(ours), ttft_mean_s(theirs))
         for q in (75, 99):
             figures[f"{label.lower()}_p{q}"] = less_percent(
-                percentile_s(ours, q), percentile_s(theirs, q)
+                ttft_percentile_s(ours, q), ttft_percentile_s(theirs, q)
             )
     figures["mean"] = fmean([figures[label.lower()] for label in MODELS.values()])
     title = "99th percentile under bursts (Figure 6d)"
-    return Measured(figures, _bars(title, runs, lambda run: percentile_s(run, 99)))
+    return Measured(figures, _bars(title, runs, lambda run: ttft_percentile_s(run, 99)))
 
 
 @claim(

@@ -20,6 +20,7 @@ from livescale.lab.reproduce.base.claim import (
     is_near,
     near,
 )
+from livescale.lab.reproduce.base.half_loads import ttft_mean_s, ttft_percentile_s
 from livescale.lab.reproduce.base.models import cluster_of
 from livescale.lab.reproduce.quart.quart_loads import (
     CLUSTER,
@@ -28,8 +29,6 @@ from livescale.lab.reproduce.quart.quart_loads import (
     StageSetup,
     devices_held,
     good_per_device_s,
-    mean_s,
-    percentile_s,
     played,
     played_fixed,
     played_planned,
@@ -190,7 +189,7 @@ def multicast_stages(conditions: Conditions) -> Measured:
     stages, hosts = len(setup.shares), len(runs["quart"].config.hosts)
     figures = _beside(runs) | {"quart_copies": stages * hosts, "multicast_copies": stages}
     for name, run in runs.items():
-        figures[f"{name}_p99_s"] = percentile_s(run, 99)
+        figures[f"{name}_p99_s"] = ttft_percentile_s(run, 99)
         figures[f"{name}_load_s"] = fmean(_load_times_s(run))
     return Measured(figures)
 
@@ -246,13 +245,13 @@ def _beside(runs: Mapping[str, PoolRun]) -> dict[str, float]:
     figures: dict[str, float] = {"failed": sum(run.failed for run in runs.values())}
     for name, run in runs.items():
         key = name.replace("-", "_")
-        figures[f"{key}_s"] = mean_s(run)
+        figures[f"{key}_s"] = ttft_mean_s(run)
         figures[f"{key}_devices"] = devices_held(run)
     return figures
 
 
 def _bars(title: str, runs: Mapping[str, PoolRun]) -> Picture:
-    points = tuple((float(i), mean_s(run)) for i, run in enumerate(runs.values()))
+    points = tuple((float(i), ttft_mean_s(run)) for i, run in enumerate(runs.values()))
     return Picture(title, "", "mean latency (s)", (Curve("", points),), names=tuple(runs))
 
 

@@ -6,7 +6,6 @@ elsewhere.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -24,11 +23,11 @@ from livescale.lab.bench.peers.line_server import Job, serve_lines
 _WAIT = timedelta(seconds=180)
 
 
-def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
+def load(job: Job) -> tuple[int, Callable[[Job], Job]]:
     """Ranks `0…n` for every number of receivers form a group; they meet at rank 0's store."""
     store, port = _store(job)
     content = torch.full((job["size_bytes"],), job["rank"] == 0, dtype=torch.uint8)
-    return json.dumps(port), partial(_answer, store, content, job["rank"], job["ranks"], {})
+    return port, partial(_answer, store, content, job["rank"], job["ranks"], {})
 
 
 def _store(job: Job) -> tuple[TCPStore, int]:
