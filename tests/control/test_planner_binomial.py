@@ -90,9 +90,7 @@ def test_the_first_whole_model_comes_sooner_with_rotated_orders() -> None:
     blocks=st.integers(1, 20),
     parts=st.integers(1, 6),
 )
-def test_blocks_cut_the_model(
-    layers: list[int], chunk_bytes: int, blocks: int, parts: int
-) -> None:
+def test_blocks_cut_the_model(layers: list[int], chunk_bytes: int, blocks: int, parts: int) -> None:
     grid = ChunkGrid(layers, chunk_bytes)
     cut = cut_blocks(grid, blocks, parts)
     assert [chunk for block in cut for chunk in block] == list(range(grid.chunks))
