@@ -158,17 +158,20 @@ def test_a_team_is_there_as_soon_as_the_model_is(nodes: int, k: int) -> None:
                 break
 
 
-@pytest.mark.parametrize(("head", "steps"), [(328, [9, 9, 10]), (329, [10, 10, 11])])
+@pytest.mark.parametrize(
+    ("head", "parts", "steps"),
+    [(328, 1, [9, 9, 10]), (329, 1, [10, 10, 11]), (329, 2, [9, 9, 10])],
+)
 @pytest.mark.parametrize("strategy", sorted(TEAM_STRATEGIES))
 def test_blocks_that_end_inside_layers_cost_steps(
-    strategy: str, head: int, steps: list[int]
+    strategy: str, head: int, parts: int, steps: list[int]
 ) -> None:
     """Megabytes like Llama-2-13B's in 16 blocks of equal bytes, 2 to 8 nodes. A layer in two
     blocks is there with both: no team is before the pairs. If the middle of the model is inside a
     layer, and be it by the head's norm, these blocks are far apart in one of the orders, and all
-    are a step later."""
+    are a step later: so the two parts of the orders are cut at the end of a layer."""
     grid = ChunkGrid((328, *[634] * 40, head), 1)
-    cut = cut_blocks(grid, 16)
+    cut = cut_blocks(grid, 16, parts)
     needs = [
         {n for n, block in enumerate(cut) if bytes_in_layer(grid, block, x)} for x in range(42)
     ]

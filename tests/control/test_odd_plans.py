@@ -159,6 +159,18 @@ def test_a_device_and_a_host_copy_are_sources_together() -> None:
     assert read >= {FromWorker(W[0]), FromWorker(H[1])}
 
 
+def test_ranks_that_share_a_memory_read_it_though_others_should_not() -> None:
+    """The ranks of an instance leave a host copy by one NIC, so that it counts as read and a
+    device is the better source: not for the devices of its own host."""
+    shared = Source((H[1],), is_loading=False, readers=3)
+    asked = replace(request((*copies(W[0]), shared), W[1:2]), in_teams=True)
+    plan = make_plan(asked, with_memory(3), "binomial")
+    check_reaches_all(plan, asked)
+    assert senders_of(plan, W[1]) == {FromWorker(H[1])}
+    elsewhere = replace(asked, targets=((W[2],),))
+    assert senders_of(make_plan(elsewhere, with_memory(3), "binomial"), W[2]) == {FromWorker(W[0])}
+
+
 @pytest.mark.parametrize("strategy", ["binomial", "host-k-way"])
 def test_each_host_begins_elsewhere_in_its_own_copy(strategy: str) -> None:
     """λScale's warm tier: k hosts load their own copies in k-way order, though a device serves."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -87,12 +88,31 @@ def test_the_first_whole_model_comes_sooner_with_rotated_orders() -> None:
     layers=st.lists(st.integers(0, 30), min_size=1, max_size=9).filter(any),
     chunk_bytes=st.integers(1, 20),
     blocks=st.integers(1, 20),
+    parts=st.integers(1, 6),
 )
-def test_blocks_cut_the_model(layers: list[int], chunk_bytes: int, blocks: int) -> None:
+def test_blocks_cut_the_model(layers: list[int], chunk_bytes: int, blocks: int, parts: int) -> None:
     grid = ChunkGrid(layers, chunk_bytes)
-    cut = cut_blocks(grid, blocks)
+    cut = cut_blocks(grid, blocks, parts)
     assert [chunk for block in cut for chunk in block] == list(range(grid.chunks))
     assert len(cut) == min(blocks, grid.chunks)
+
+
+@pytest.mark.parametrize("layers", [32, 40, 80])
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+def test_parts_of_the_orders_end_with_layers(layers: int, parts: int) -> None:
+    """A model of that many decoder layers, its embedding and head half as large, in 16 blocks: no
+    layer is in two parts, members of a team get as many layers each but for one, and no block is
+    longer than the others by more than an eighth."""
+    grid = ChunkGrid((50, *[100] * layers, 51), 1)
+    cut = cut_blocks(grid, 16, parts)
+    ends = [cut[16 * part // parts - 1].stop for part in range(1, parts + 1)]
+    assert set(ends) <= set(grid.first)
+    if 16 % parts == 0:
+        decoders = [min(max(grid.first.index(end) - 1, 0), layers) for end in (0, *ends)]
+        counts = [b - a for a, b in itertools.pairwise(decoders)]
+        assert max(counts) - min(counts) <= 1
+    sizes = [len(block) for block in cut]
+    assert max(sizes) <= 1.125 * sum(sizes) / 16
 
 
 @pytest.mark.parametrize("targets", [1, 3, 6, 7])

@@ -24,7 +24,15 @@ def scene(hosts: int, requests: int, gbit: int, sources: int) -> Scene:
     return Scene(sources, hosts=hosts, requests=requests, nic_gbit_per_s=gbit)
 
 
-SHORT = [(scene(8, 200, 100, 4), TEAMS), (scene(8, 60, 100, 2), CHAIN)]
+SHORT_QUEUE = Scene(4, hosts=12, requests=60, nic_gbit_per_s=100, preset="llama-2-7b")
+"""Pairs have all of it at once, and instances that serve alone are idle."""
+FIVE = Scene(5, hosts=10, requests=90, prompt_tokens=3500, nic_gbit_per_s=40)
+SHORT = [
+    (scene(8, 200, 100, 4), TEAMS),
+    (scene(8, 60, 100, 2), CHAIN),
+    (SHORT_QUEUE, TEAMS),
+    (FIVE, TEAMS),
+]
 LONG = [
     (scene(8, 200, 25, 3), TEAMS),
     (scene(12, 400, 100, 4), TEAMS),

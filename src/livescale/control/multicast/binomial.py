@@ -9,6 +9,7 @@ after b + ceil(log2 N) - 1 steps.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterable, Sequence
 
@@ -23,6 +24,8 @@ from livescale.values.units import NS_PER_S
 BLOCKS = 16
 """λScale's choice for all its models (§7.5, Figure 18: 8 and 24 to 48 are worse)."""
 WINDOW_CHUNKS = 2
+_SNAP_PART = 4
+"""A part of the blocks ends with a layer that ends within so many-th of a block."""
 
 
 class BlockMove(Value, frozen=True):
@@ -106,10 +109,10 @@ class BinomialPlan:
         groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self._grid = grid
-        self._blocks = cut_blocks(grid, blocks)
         if groups is None:
             groups = sub_groups(min(len(sources), len(targets)), len(targets))
         used = [(sources[n], positions) for n, positions in enumerate(groups) if positions]
+        self._blocks = cut_blocks(grid, blocks, len(used))
         orders = k_way_orders(len(self._blocks), len(used))
         #: per sub-group its members (the source first), and its moves with the model's own blocks
         self._groups: list[tuple[list[Element], Steps]] = []
@@ -163,24 +166,40 @@ class BinomialPlan:
         return Prediction(layer_ns, link_bytes)
 
 
-def cut_blocks(grid: ChunkGrid, blocks: int) -> tuple[ChunkRange, ...]:
-    """The chunks in at most `blocks` runs of about the same bytes, none of them empty."""
+def cut_blocks(grid: ChunkGrid, blocks: int, parts: int = 1) -> tuple[ChunkRange, ...]:
+    """The chunks in at most `blocks` runs of about the same bytes, none of them empty.
+
+    Where one of `parts` of the blocks ends (`k_way_orders`) a layer ends, too, if one does so
+    within a quarter of a block: a layer in two parts is in nobody's early blocks, and teams would
+    be a step later, with uneven spans.
+    """
     count = min(blocks, grid.chunks, CHUNK_RANGES_MAX)
-    total = sum(grid.layer_bytes)
-    ends: list[int] = []
-    before = 0
-    for layer, size in enumerate(grid.layer_bytes):
-        while len(ends) < count - 1 and total * (len(ends) + 1) <= (before + size) * count:
-            inside = total * (len(ends) + 1) // count - before
+    layer_ends = list(itertools.accumulate(grid.layer_bytes))
+    bounds = sorted({count * part // parts for part in range(parts + 1)})
+    places = [_part_end(layer_ends, bound, count) for bound in bounds]
+    edges = [0]
+    for (first, last), (start, stop) in zip(
+        itertools.pairwise(bounds), itertools.pairwise(places), strict=True
+    ):
+        for edge in range(first + 1, min(last + 1, count)):
+            ahead, rest = divmod((stop - start) * (edge - first), last - first)
+            layer = bisect.bisect_left(layer_ends, start + ahead + bool(rest))
+            inside = start + ahead - (layer_ends[layer] - grid.layer_bytes[layer])
             chunk = grid.first[layer] + max(1, -(-inside // grid.chunk_bytes))
-            least = (ends[-1] if ends else 0) + 1
-            ends.append(min(max(chunk, least), grid.chunks - (count - 1 - len(ends))))
-        before += size
-    edges = [0, *ends, grid.chunks]
+            edges.append(min(max(chunk, edges[-1] + 1), grid.chunks - (count - edge)))
+    edges.append(grid.chunks)
     return tuple(ChunkRange(a, b) for a, b in itertools.pairwise(edges))
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _part_end(layer_ends: Sequence[int], block: int, blocks: int) -> int:
+    """The byte before which so many of the blocks should be."""
+    total = layer_ends[-1]
+    even = total * block // blocks
+    nearest = min((0, *layer_ends), key=lambda end: abs(end - even))
+    return nearest if abs(nearest - even) * _SNAP_PART * blocks <= total else even
 
 
 def _across(

@@ -64,7 +64,7 @@ def k_way_host_feeds(feeds: FeedsOf, grid: ChunkGrid) -> FeedsOf:
     next copy's, and so on: λScale's k-way orders without a multicast (§4.4, warm start), so that
     targets together have the model early."""
     copies = {f.upstream: None for its in feeds.values() for f in its if f.upstream != STORAGE}
-    blocks = cut_blocks(grid, BLOCKS)
+    blocks = cut_blocks(grid, BLOCKS, max(len(copies), 1))
     orders = k_way_orders(len(blocks), len(copies)) if copies else ()
     begins = {copy: blocks[order[0]].start for copy, order in zip(copies, orders, strict=True)}
 

@@ -208,12 +208,7 @@ class Drafting:
                 yield other
 
     def _drafts_of(self, name: str, targets: tuple[Element, ...]) -> Iterator[Draft]:
-        request, grid = self._request, self._grid
-        copies = [
-            _element(source, request.tp_size)
-            for source in request.sources
-            if source.is_host_copy and not source.is_loading
-        ]
+        grid, copies = self._grid, self._host_copies()
         if name in HOST_ONLY and copies:
             feeds = host_feeds(self._layout(), copies, targets)
             if name == "host-k-way":
@@ -231,6 +226,12 @@ class Drafting:
                 yield self._draft(name, targets, unicast_feeds(grid, sources[0], targets))
             else:
                 yield from self._binomial(sources, targets)
+
+    def _host_copies(self) -> list[Element]:
+        """All that are complete, also those that no other host should read."""
+        request = self._request
+        found = [s for s in request.sources if s.is_host_copy and not s.is_loading]
+        return [_element(source, request.tp_size) for source in found]
 
     def _from_storage(self, name: str, targets: tuple[Element, ...]) -> Draft:
         """One target reads storage and the others follow it, unless the strategy is that each
@@ -259,16 +260,24 @@ class Drafting:
         host's memory and the others what is left (λScale §4.4)."""
         arriving = [s.workers for s in self._sources if s.is_loading]
         whole = [element for element in sources if element not in arriving]
-        homes = self._homes(whole, targets) if self._request.in_teams else []
-        if any(home is not None for home in homes):
-            groups = groups_at_home(len(whole), homes)
-            yield self._of_blocks(BinomialPlan(self._grid, whole, targets, groups=groups), targets)
+        if self._request.in_teams:
+            yield from self._at_home(whole, targets)
         fabric = self._fabric()
         if len(whole) > len(targets):
             rates = {e: min(fabric.nic_bytes_per_s(w, OUT) for w in e) for e in whole}
             fastest = sorted(whole, key=lambda element: -rates[element])[: len(targets)]
             whole = [element for element in whole if element in fastest]
         yield self._of_blocks(BinomialPlan(self._grid, whole or sources[:1], targets), targets)
+
+    def _at_home(self, whole: Sequence[Element], targets: tuple[Element, ...]) -> Iterator[Draft]:
+        """Over NICs the ranks of a host copy would be in each other's way; to its own host's
+        devices they are not."""
+        copies = [*whole, *(copy for copy in self._host_copies() if copy not in whole)]
+        near = {home: None for home in self._homes(copies, targets) if home is not None}
+        if near:
+            used = [c for n, c in enumerate(copies) if n < len(whole) or n in near]
+            groups = groups_at_home(len(used), self._homes(used, targets))
+            yield self._of_blocks(BinomialPlan(self._grid, used, targets, groups=groups), targets)
 
     def _of_blocks(self, plan: BinomialPlan, targets: tuple[Element, ...]) -> Draft:
         fabric = self._fabric()

@@ -10,8 +10,10 @@ ever idle. Both are reckoned as fluids, in units of one instance's prefill work.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
+from livescale.control.multicast.binomial import BLOCKS
 from livescale.control.planning.planning import Planning
 from livescale.control.planning.pool_knowledge import OfPool, PoolKnowledge
 from livescale.control.requests import live_costs as costs
@@ -21,55 +23,102 @@ from livescale.control.together.team_duties import sub_groups, upstreams_of
 from livescale.control.together.team_spans import Loading, TeamModel
 from livescale.control.together.teams import FormedTeam, form_teams
 from livescale.messages.scale_plan import ScalePlan
-from livescale.values.types import Role, Value, WorkerRef
+from livescale.values.bindings import Binding, LateBinding
+from livescale.values.types import LayerSpan, Role, Value, WorkerRef
 from livescale.values.units import NS_PER_S
 
 _PERMILLE = 1000
-_LINE_PROMPTS = 16
-"""A loading instance computes no more than so many prompts for later: its line of batches is full.
-(That is `live_batches_max` as it is by default. Short prompts share batches: then this is too few,
-and the chain is better than it looks.)"""
-_TEAM_PERMILLE = 900
-"""Of what its members would compute alone, what a team does (`bench teams`: 0.92)."""
+_LINE_RUNS = 16
+"""A loading instance computes no more than so many Runs for later: its line of batches is full
+(`live_batches_max` as it is by default)."""
+_AHEAD_RUNS = 2
+"""The router gives an instance so many Runs of prompts ahead (`LateBinding`)."""
+_HOPS_PERMILLE = 980
+"""Of what its spans allow, what a team does (`bench teams`: 0.92 to 0.93 of 0.941)."""
 _TIMES_MAX = 128
 """A plan is looked at so often for the times when its teams begin."""
-_PAIR_PERMILLE = ((0, 151), (250, 622), (500, 1000))
-"""What a target adds to its source (`pair_rate`), from which part of its load on: x / (1 - x), on
-average over the first and the second quarter, and all that an instance does in the second half."""
+_SLICES = 64
+"""Of a load, in which a pair's rate is taken for constant."""
 
 
 class Queue(Value, frozen=True):
     """`work_ns` of prompts, as one instance computes them, wait for `serving` instances; each takes
-    `prompt_ns` on average (0: not known)."""
+    `prompt_ns` on average, and a Run of as many as fit into it `run_ns` (0: not known)."""
 
     work_ns: int
     serving: int
     prompt_ns: int
+    run_ns: int
+
+
+class PlannedTeam(Value, frozen=True):
+    """A team that should begin at `ready_ns`, of so many members, which are as fast together as
+    `rate_permille` of an instance."""
+
+    ready_ns: int
+    members: int
+    rate_permille: int
 
 
 def mean_live_ns(queue: Queue, loading: int, load_ns: int, pairs: int) -> int:
     """When a prompt has its first token on average, if `loading` instances work live along a chain
-    until all have everything after `load_ns`: `pairs` of them with a source, the others alone, if
-    these are given anything."""
-    return min(_live_ns(queue, loading, load_ns, pairs, alone) for alone in (0, loading - pairs))
+    until all have everything after `load_ns`: `pairs` of them with a source, the others alone.
+
+    As the router deals prompts out: one that works alone gets what would wait longer elsewhere,
+    up to its line. A pair is given all at once that one instance computes during the load, and two
+    instances hold ahead; those that serve alone take of what is left. So these may be idle behind
+    a short queue while pairs are not.
+    """
+    work_ns, load_ns = queue.work_ns, max(load_ns, 1)
+    ahead_ns = _AHEAD_RUNS * queue.run_ns
+    singles = queue.serving - pairs
+    kept_ns = max(work_ns - (queue.serving + pairs) * load_ns, 0)
+    line_ns = min(_LINE_RUNS * queue.run_ns or load_ns, load_ns)
+    kept_ns = min(kept_ns, (loading - pairs) * line_ns)
+    left = _Moments(work_ns - kept_ns)
+    held_ns = min(singles * ahead_ns, left.work_ns * singles // queue.serving)
+    paired_ns = 0
+    for start_ns, stop_ns, done_ns in _slices(load_ns):
+        room_ns = pairs * (load_ns - start_ns + 2 * ahead_ns) - paired_ns
+        paired_ns += min(max(room_ns, 0), left.work_ns - paired_ns - held_ns)
+        pair_ns, single_ns = pairs * done_ns, singles * (stop_ns - start_ns)
+        paired_ns -= left.do(min(paired_ns, pair_ns), pair_ns, start_ns, stop_ns)
+        left.do(min(left.work_ns - paired_ns, single_ns), single_ns, start_ns, stop_ns)
+        held_ns = min(held_ns, left.work_ns - paired_ns)
+    left.moment += kept_ns * load_ns
+    left.finish(load_ns, queue.serving + loading)
+    return left.moment // work_ns
 
 
 def mean_teams_ns(
-    queue: Queue, loading: int, load_ns: int, teams: Sequence[tuple[int, int]]
+    queue: Queue, loading: int, load_ns: int, teams: Sequence[PlannedTeam] = ()
 ) -> int:
-    """As `mean_live_ns`, if the instances wait but for `teams`: (when each begins, its members). A
-    team lacks the time of a prompt at its beginning and at its end, when some members have none."""
-    rate = queue.serving * _PERMILLE
-    rates = [(0, rate)]
-    for ready_ns, members in sorted(teams):
-        rate += members * _TEAM_PERMILLE
-        rates.append((min(ready_ns + 2 * queue.prompt_ns, load_ns), rate))
-    return _mean_ns(queue, load_ns, rates, 0, loading)
+    """As `mean_live_ns`, if the instances wait but for `teams`. A team's first Run goes through
+    all of its members before there is a first token."""
+    rates = [(0, queue.serving * _PERMILLE)]
+    begins = []
+    for team in teams:
+        filling_ns = queue.run_ns - queue.run_ns * _PERMILLE // team.rate_permille
+        begins.append((min(team.ready_ns + filling_ns, load_ns), team.rate_permille))
+    for begin_ns, rate_permille in sorted(begins):
+        rates.append((begin_ns, rates[-1][1] + rate_permille))
+    left = _Moments(queue.work_ns)
+    stops = [at_ns for at_ns, _ in rates[1:]] + [load_ns]
+    for (from_ns, rate), stop_ns in zip(rates, stops, strict=True):
+        most_ns = (stop_ns - from_ns) * rate // _PERMILLE
+        left.do(min(left.work_ns, most_ns), most_ns, from_ns, stop_ns)
+    left.finish(load_ns, queue.serving + loading)
+    return left.moment // queue.work_ns
 
 
-def teams_of(plan: ScalePlan, strategy: str, model: TeamModel) -> list[tuple[int, int]]:
-    """When the teams of the plan's instances should begin, and how many members each has. No teams
-    where some rate is not known."""
+def teams_of(plan: ScalePlan, strategy: str, model: TeamModel) -> list[PlannedTeam]:
+    """When the teams of the instances of a binomial plan should begin. No teams where some rate is
+    not known.
+
+    A pipeline of blocks is predicted in steps, and forwards each chunk at once. So those that get
+    their parameters from one source all have its first blocks as fast as these come from there,
+    and what comes later in their own orders.
+    """
     if not all(load.layer_ns for load in plan.loads):
         return []
     of_worker = {load.receiver: load for load in plan.loads}
@@ -78,12 +127,30 @@ def teams_of(plan: ScalePlan, strategy: str, model: TeamModel) -> list[tuple[int
         for number, workers in enumerate(plan.instances)
     }
     groups = sub_groups(receivers)
-    times = {}
-    for number, workers in enumerate(plan.instances):
-        ranks = [_evenly(of_worker[worker].layer_ns) for worker in workers]
-        times[number] = [max(of) for of in zip(*ranks, strict=True)]
+    nodes = max(Counter(groups.values()).values()) + 1
+    ends_ns = max(load.completed_ns or 0 for load in plan.loads)
+    copy_ns = ends_ns * BLOCKS // (BLOCKS + (nodes - 1).bit_length() - 1)
+    steps = {
+        number: _latest(of_worker[worker].layer_ns for worker in workers)
+        for number, workers in enumerate(plan.instances)
+    }
+    first = {
+        group: [
+            min(of) for of in zip(*(steps[n] for n in groups if groups[n] == group), strict=True)
+        ]
+        for group in groups.values()
+    }
+    times = {
+        number: [
+            min(of)
+            for of in zip(
+                _evenly(own, ends_ns), _evenly(first[groups[number]], copy_ns), strict=True
+            )
+        ]
+        for number, own in steps.items()
+    }
     teams: list[FormedTeam] = []
-    found: list[tuple[int, int]] = []
+    found: list[PlannedTeam] = []
     for at_ns in _moments(times.values()):
         loading = [
             Loading(n, groups[n], frozenset(k for k, ns in enumerate(of) if ns <= at_ns))
@@ -93,7 +160,7 @@ def teams_of(plan: ScalePlan, strategy: str, model: TeamModel) -> list[tuple[int
         # They have requests from their beginning on.
         fixed = [FormedTeam(team.stages, has_kv=True) for team in teams]
         teams = form_teams(strategy, loading, model, fixed)
-        found += [(at_ns, len(team.stages)) for team in teams[known:]]
+        found += [_planned(at_ns, team, model) for team in teams[known:]]
     return found
 
 
@@ -132,7 +199,7 @@ class TeamPlans(OfPool):
             pairs = sum(bool(choice.gives_to) for choice in self._pairings.of_plan(part, plan))
             chain_ns = mean_live_ns(queue, count, plan.predicted_ns, pairs)
         else:  # its instances wait for the end of the load
-            chain_ns = mean_teams_ns(queue, count, plan.predicted_ns, ())
+            chain_ns = mean_teams_ns(queue, count, plan.predicted_ns)
         teams_ns = mean_teams_ns(queue, count, other.predicted_ns, teams_of(other, strategy, model))
         return other if teams_ns < chain_ns else plan
 
@@ -146,53 +213,70 @@ class TeamPlans(OfPool):
         if not serving or not tokens or rate is None:
             return None
         prompt_tokens = waiting // max(self._router.waiting(part.part), 1)
-        return Queue(tokens * NS_PER_S // rate, serving, prompt_tokens * NS_PER_S // rate)
+        run_tokens = max(_run_tokens(self._config.binding) // max(prompt_tokens, 1), 1)
+        run_tokens *= prompt_tokens
+        prompt_ns, run_ns = (n * NS_PER_S // rate for n in (prompt_tokens, run_tokens))
+        return Queue(tokens * NS_PER_S // rate, serving, prompt_ns, run_ns)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
-def _live_ns(queue: Queue, loading: int, load_ns: int, pairs: int, alone: int) -> int:
-    """A source pulls from its target when no prompts wait any more: until then targets compute for
-    later what they were given."""
-    work_ns, serving = queue.work_ns, queue.serving
-    line_ns = _LINE_PROMPTS * queue.prompt_ns or load_ns
-    share_ns = min(work_ns // (serving + pairs + alone), load_ns, line_ns)
-    own_ns = min((work_ns - (pairs + alone) * share_ns) // serving, load_ns)
-    rates = [(0, serving * _PERMILLE)]
-    for part, more in _PAIR_PERMILLE:
-        from_ns = max(own_ns, load_ns * part // _PERMILLE)
-        rates.append((from_ns, serving * _PERMILLE + pairs * more))
-    waiting = alone + (pairs if own_ns == load_ns else 0)
-    kept_ns = waiting * share_ns
-    return _mean_ns(queue, load_ns, rates, kept_ns, loading)
+class _Moments:
+    """Work that is left, and the sum of what is done times when."""
+
+    def __init__(self, work_ns: int) -> None:
+        self.work_ns = work_ns
+        self.moment = 0
+
+    def do(self, done_ns: int, most_ns: int, start_ns: int, stop_ns: int) -> int:
+        """So much is done from `start_ns` on, at a rate by which `most_ns` were until `stop_ns`."""
+        took_ns = (stop_ns - start_ns) * done_ns // most_ns if most_ns else 0
+        self.moment += done_ns * (2 * start_ns + took_ns) // 2
+        self.work_ns -= done_ns
+        return done_ns
+
+    def finish(self, from_ns: int, instances: int) -> None:
+        """All that is left is done by so many."""
+        self.do(self.work_ns, self.work_ns, from_ns, from_ns + self.work_ns // instances)
 
 
-def _mean_ns(
-    queue: Queue, load_ns: int, rates: Sequence[tuple[int, int]], kept_ns: int, loading: int
-) -> int:
-    """Work is done at these rates (permille of an instance, from a time on), then `kept_ns` of it
-    at the end of the load, and what is left by all instances."""
-    left, moment = queue.work_ns, 0
-    stops = [at_ns for at_ns, _ in rates[1:]] + [load_ns]
-    for (from_ns, rate), stop_ns in zip(rates, stops, strict=True):
-        done = min(left, (stop_ns - from_ns) * rate // _PERMILLE)
-        until_ns = from_ns + done * _PERMILLE // rate
-        moment += done * (from_ns + until_ns) // 2
-        left -= done
-    kept_ns = min(kept_ns, left)
-    moment += kept_ns * load_ns
-    left -= kept_ns
-    last_ns = load_ns + left // (queue.serving + loading)
-    moment += left * (load_ns + last_ns) // 2
-    return moment // queue.work_ns
+def _slices(load_ns: int) -> Iterator[tuple[int, int, int]]:
+    """Of a load: when each begins and ends, and what a pair does in it (`pair_until`). The source
+    passes what its target has, and runs the rest; both together do no more than two instances."""
+    alone_ns = done_ns = start_ns = 0
+    for number in range(1, _SLICES + 1):
+        stop_ns = load_ns * number // _SLICES
+        alone_ns += load_ns * 2 // (2 * (_SLICES - number) + 1)
+        now_ns = min(alone_ns, 2 * stop_ns)
+        yield start_ns, stop_ns, now_ns - done_ns
+        start_ns, done_ns = stop_ns, now_ns
 
 
-def _evenly(layer_ns: Sequence[int]) -> list[int]:
-    """When layers should come at the latest: as predicted, or as if bytes came at one rate from the
-    beginning on. A pipeline of blocks is predicted in steps, and forwards each chunk at once."""
+def _run_tokens(binding: Binding) -> int:
+    return binding.run_tokens_max if isinstance(binding, LateBinding) else 1
+
+
+def _planned(at_ns: int, team: FormedTeam, model: TeamModel) -> PlannedTeam:
+    """The slowest member is as slow as its decoder layers are many."""
+    most = max(_decoders(span, model) for _, span in team.stages)
+    rate_permille = _HOPS_PERMILLE * model.layers // most
+    return PlannedTeam(at_ns, len(team.stages), max(rate_permille, _PERMILLE))
+
+
+def _decoders(span: LayerSpan, model: TeamModel) -> int:
+    return min(span.stop, model.layers + 1) - max(span.start, 1)
+
+
+def _latest(layer_ns: Iterable[Sequence[int]]) -> list[int]:
+    """An instance has a layer with the last of its ranks."""
+    return [max(of) for of in zip(*layer_ns, strict=True)]
+
+
+def _evenly(layer_ns: Sequence[int], whole_ns: int) -> list[int]:
+    """When layers should come at the latest: as predicted, or in that order at one rate."""
     order = sorted(range(len(layer_ns)), key=lambda layer: (layer_ns[layer], layer))
-    whole_ns, found = max(layer_ns), list(layer_ns)
+    found = list(layer_ns)
     for place, layer in enumerate(order, 1):
         found[layer] = min(layer_ns[layer], whole_ns * place // len(order))
     return found
