@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from effort import mostly_long
 from livescale.lab.reproduce.base.claim import Conditions
@@ -153,4 +154,30 @@ def test_loads_are_the_same_for_the_same_seed_and_of_their_rate(
     assert rows == sorted(rows, key=lambda row: row.arrival_ns)
     per_s = len(rows) * S / (60 * S if cv is None else 30 * S)
     part = per_s / setup.pooled.capacity_per_s(48)
-    assert part == pytest.approx(0.065 if cv is None else 0.1, rel=0.6)
+    assert part == pytest.approx(0.13 if cv is None else 0.1, rel=0.6)
+
+
+@pytest.mark.parametrize(
+    ("counts", "part"),
+    [((2,) * 8, 1.0), ((2, 2, 2, 3, 2, 2, 2, 2), 5 / 6), ((3, 3, 3, 5, 3, 3, 3, 3), 8 / 9)],
+)
+def test_a_full_line_serves_what_each_leader_can(counts: tuple[int, ...], part: float) -> None:
+    """Of a stage with more instances than there are leaders, some leaders have one more than
+    others. Each serves what the narrowest of its own stages does, and never more than itself: so a
+    line whose shares are uneven serves less (`part`) than all instances of its narrowest stage."""
+    leaders = counts[0]
+    times = [POOLED.model.executed_ns * share / sum(UNEVEN) for share in UNEVEN]
+    narrowest = min(count / time for count, time in zip(counts, times, strict=True))
+    by_leaders = sum(
+        min((count + number) // leaders / time for count, time in zip(counts, times, strict=True))
+        for number in range(leaders)
+    )
+    assert by_leaders / narrowest == pytest.approx(part, rel=0.01)
+    system = replace(STAGE_SYSTEMS["fixed-stages"], fixed_devices=sum(counts))
+    config = stage_config(cluster_of(CLUSTER), POOLED, system)
+    assert [model.instances_min for model in config.controller.models] == [*counts]
+    rows = [TraceRow(0, POOLED.request_tokens, 1)] * 240
+    run = run_pool(config, {POOLED.model.name: rows}, lead_ns(config), 0)
+    ends = sorted(request.finished_ns for request in run.result.requests)
+    served_per_ns = 160 / (ends[200] - ends[40])
+    assert served_per_ns == pytest.approx(by_leaders, rel=0.03)
