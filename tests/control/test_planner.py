@@ -177,6 +177,16 @@ def test_unicast_and_trees_take_what_they_send() -> None:
     ]
 
 
+def test_copies_that_send_themselves_share_the_targets() -> None:
+    """Two copies and six targets: three times one copy; who is in a copy's fast network reads that
+    copy, whoever else reads from it."""
+    plan = make_plan(request(copies(W[0], W[1]), W[2:8]), singles(8), "direct")
+    assert plan.predicted_ns == 3 * ONE_COPY_NS
+    assert [str(load.feeds[0].upstream) for load in plan.loads] == ["w0.0", "w1.0"] * 3
+    together = make_plan(request(copies(W[0], W[4]), W[5:8]), rails(2, 4), "direct")
+    assert {str(load.feeds[0].upstream) for load in together.loads} == {"w4.0"}
+
+
 def test_host_memory_feeds_its_own_devices_first() -> None:
     topology = rails(2, 2)
     asked = request(copies(H[0]), [W[0], W[2]])
@@ -335,7 +345,7 @@ def test_no_strategy_beats_the_lower_bound(data: st.DataObject) -> None:
     sources = data.draw(st.integers(1, 3))
     targets = workers[sources : sources + data.draw(st.integers(1, 12))]
     asked = request(copies(*workers[:sources]), targets, layers=(1 << 20,) * 64)
-    for strategy in ("chain", "sharded", "binomial", "tree", "unicast"):
+    for strategy in ("chain", "sharded", "binomial", "tree", "unicast", "direct"):
         plan = make_plan(asked, topology, strategy)
         assert plan.predicted_ns is not None
         assert plan.predicted_ns >= bound_ns(asked, plan, topology) * 0.999, strategy

@@ -29,8 +29,8 @@ AGREEING: dict[str, tuple[dict[str, float], Moved]] = {
         ({"peak_72b": 70}, {"peak_8b": 60}, {"peak_8b": 0}),
     ),
     "B16": (
-        {"equal_ratio_8b": 1.5, "tbt_8b": 1.5},
-        ({"equal_ratio_8b": 1.16}, {"equal_ratio_8b": 2.5}, {"tbt_8b": 1}),
+        {"equal_ratio_third": 1.5, "tbt_third": 1.5},
+        ({"equal_ratio_third": 1.16}, {"equal_ratio_third": 2.5}, {"tbt_third": 1}),
     ),
     "B13": (
         {"trace_s": 1800, "ttl_s": 300, "percent": 33, "percent_alone": 20, "percent_together": 46},
@@ -139,10 +139,10 @@ AGREEING: dict[str, tuple[dict[str, float], Moved]] = {
 
 # With seed 0: whether each claim comes out. Where one changes, say in docs/reproduction.md why.
 OUTCOMES = {
-    **dict.fromkeys(("B12", "B13", "B14", "B19", "B22", "B27", "B28", "B33", "B36"), True),
-    **dict.fromkeys(("B40", "B41", "N7"), True),
-    **dict.fromkeys(("B11", "B15", "B16", "B18", "B20", "B21", "B23", "B24", "B25"), False),
-    **dict.fromkeys(("B26", "B30", "B31", "B39", "L13", "L14"), False),
+    **dict.fromkeys(("B12", "B13", "B14", "B15", "B16", "B19", "B22", "B28", "B33", "B36"), True),
+    **dict.fromkeys(("B39", "B40", "B41", "N7"), True),
+    **dict.fromkeys(("B11", "B18", "B20", "B23", "B24", "B25", "B27"), False),
+    **dict.fromkeys(("B26", "B30", "B31", "L13", "L14"), False),
     **dict.fromkeys(("L8", "L9", "L12"), False),
 }
 QUICK = ("B14", "B41")

@@ -143,7 +143,11 @@ FABRICS = {
 
 @pytest.mark.parametrize(
     ("name", "strategy"),
-    [(name, s) for name in FABRICS for s in ("chain", "sharded", "binomial", "tree", "unicast")]
+    [
+        (name, s)
+        for name in FABRICS
+        for s in ("chain", "sharded", "binomial", "tree", "unicast", "direct")
+    ]
     + [("hosts", "host"), ("hosts", "storage")],
 )
 def test_plans_take_as_long_as_they_predict(name: str, strategy: str) -> None:

@@ -1,4 +1,5 @@
-"""Strategies without forwarding in a row: trees, one source for all, host memory, storage.
+"""Strategies without forwarding in a row: trees, one source for all, a share for each source, host
+memory, storage.
 
 They are baselines of the papers, and sometimes the best there is: host memory for a device whose
 own host has a copy.
@@ -37,6 +38,21 @@ def unicast_feeds(grid: ChunkGrid, source: Element | None, targets: Sequence[Ele
     feeds: FeedsOf = {}
     for element in targets:
         give(feeds, source, element, grid.all())
+    return feeds
+
+
+def direct_feeds(by: Layout, sources: Sequence[Element], targets: Sequence[Element]) -> FeedsOf:
+    """Every source sends its share of the targets the whole model, and none forwards (BlitzScale
+    §6.3's "+Network"): a target takes the source in its own fast network, else the one that fewest
+    read from."""
+    groups = {e: by.fabric.topology.group_of(e[0]) for e in (*sources, *targets)}
+    readers = dict.fromkeys(sources, 0)
+    feeds: FeedsOf = {}
+    for element in targets:
+        near = [s for s in sources if groups[s] and groups[s] == groups[element]]
+        chosen = min(near or sources, key=lambda source: readers[source])
+        readers[chosen] += 1
+        give(feeds, chosen, element, by.grid.all())
     return feeds
 
 

@@ -17,6 +17,7 @@ from livescale.control.multicast.bound import Bound, lower_bound
 from livescale.control.multicast.chain import FeedsOf, chain_feeds, sharded_feeds
 from livescale.control.multicast.cost import CostModel, Prediction
 from livescale.control.multicast.direct import (
+    direct_feeds,
     host_feeds,
     k_way_host_feeds,
     tree_feeds,
@@ -37,9 +38,18 @@ from livescale.values.types import WorkerRef
 
 HOST_ONLY = ("host", "host-k-way")
 """Strategies that read nothing but host memory, and storage where that has no copy."""
-STRATEGIES = ("auto", "chain", "sharded", "binomial", "tree", "unicast", *HOST_ONLY, "storage")
+STRATEGIES = (
+    *("auto", "chain", "sharded", "binomial", "tree", "unicast", "direct"),
+    *(*HOST_ONLY, "storage"),
+)
 
-_FORWARDED = {"chain": chain_feeds, "sharded": sharded_feeds, "tree": tree_feeds}
+_FROM_ALL = {
+    "chain": chain_feeds,
+    "sharded": sharded_feeds,
+    "tree": tree_feeds,
+    "direct": direct_feeds,
+}
+"""Strategies that use every source they are given."""
 
 _SERVING_PERCENT = 150
 """How much longer a transfer takes that meets serving traffic (BlitzScale §1: 1.5 times)."""
@@ -220,8 +230,8 @@ class Drafting:
                 yield self._from_storage(name, targets)
             return
         for sources in self._source_sets():
-            if name in _FORWARDED:
-                yield self._draft(name, targets, _FORWARDED[name](self._layout(), sources, targets))
+            if name in _FROM_ALL:
+                yield self._draft(name, targets, _FROM_ALL[name](self._layout(), sources, targets))
             elif name == "unicast":
                 yield self._draft(name, targets, unicast_feeds(grid, sources[0], targets))
             else:

@@ -238,9 +238,11 @@ _ALL = (
     ),
     System(
         "serverlessllm-30s",
-        "the same for 30 s, as in the code of BlitzScale's authors",
+        "the same for 30 s, and no instance changes its role, as in the code of BlitzScale's"
+        " authors",
         multicast="host",
         placement=CacheCopies(ttl_ns=30 * NS_PER_S),
+        controller={"mutations": False},
     ),
     System(
         "allcache",
@@ -266,6 +268,12 @@ _ALL = (
         fixed_instances=1,
     ),
     System("unicast", "one copy sends to every new instance over the network", multicast="unicast"),
+    System(
+        "direct",
+        "all copies send to new instances over the network, each to its share (BlitzScale's"
+        ' "+Network")',
+        multicast="direct",
+    ),
     System("tree", "a binary tree (FaaSNet)", multicast="tree"),
     System(
         "nccl",

@@ -43,14 +43,17 @@ SETUPS = {
 NAMES = {"burstgpt": "BurstGPT", "azurecode": "AzureCode", "azureconv": "AzureConv"}
 TWO_BURSTS = replace(SETUPS["azurecode"], trace="azurecode_0855_5min", played_ns=None)
 """All of AzureCode's other five minutes, whose bursts lie as far apart as the paper's."""
+WHOLE = {name: replace(setup, played_ns=None) for name, setup in SETUPS.items()}
+"""The same experiments over all of their traces, as the paper plays them."""
 BASELINES = {"sllm": "serverlessllm-30s", "allcache": "allcache"}
-OURS = "livescale-bounds"
-"""The paper compares how parameters move, under one policy for all systems."""
+OURS = "livescale-cold"
+"""The paper compares how parameters move, under one policy for all systems, and the devices of an
+instance that goes are revoked (§5.3): none keeps parameters, in no system."""
 STEPS = {
     "sllm": "serverlessllm-30s",
-    "network": "unicast",
-    "multicast": "livescale-stop",
+    "network": "direct",
+    "multicast": "livescale-stop-cold",
     "zigzag": OURS,
 }
-"""Figure 20's steps, as systems: host caches and storage; the network, one copy to each; chains;
-live."""
+"""Figure 20's steps, as systems: host caches and storage; the network, every copy to its share, as
+the authors' code has it; chains; live."""
