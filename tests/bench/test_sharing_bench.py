@@ -14,7 +14,9 @@ from livescale.main import main
 FIELDS = {
     *("system", "devices", "attainment", "worst_model_attainment", "attainment_of_models"),
     *("ttft_p99_s", "tbt_p99_s", "requests", "failed", "serving_s", "spare_s", "idle_s"),
+    *("peaks", "priorities", "preferred_attainment", "other_attainment"),
 }
+CASES = [(peaks, on) for peaks in ("as-they-are", "aligned", "shifted") for on in (False, True)]
 WORKLOAD = """
 seconds: 20
 models:
@@ -45,8 +47,11 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_every_system_has_a_row_for_every_size(bench: Any) -> None:
     figures = bench("--devices", "2,4")
     rows = figures["rows"]
-    assert [(row["system"], row["devices"]) for row in rows] == [
-        (name, count) for name in SHARING for count in (2, 4)
+    assert [(row["system"], row["peaks"], row["priorities"], row["devices"]) for row in rows] == [
+        (name, *case, count)
+        for name in SHARING
+        for case in (CASES if name == "livescale" else CASES[:1])
+        for count in (2, 4)
     ]
     for row in rows:
         assert set(row) == FIELDS
@@ -69,9 +74,41 @@ def test_the_smallest_pools_are_those_that_keep_the_promise(bench: Any) -> None:
     assert figures["devices_share"] == smallest["livescale"] / figures["dedicated_devices"]
 
 
+def test_cases_are_played_by_every_system_that_is_named(
+    bench: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--devices 2,3 --systems livescale,stop --peaks aligned,shifted --priorities on,off"
+    figures = bench(*words.split())
+    told = capsys.readouterr().out
+    rows = figures["rows"]
+    assert [(row["system"], row["peaks"], row["priorities"], row["devices"]) for row in rows] == [
+        (name, *case, count)
+        for name in ("livescale", "stop")
+        for case in CASES[2:]
+        for count in (2, 3)
+    ]
+    assert figures["preferred"] == ["steady"]
+    for row in rows:
+        each = row["attainment_of_models"]
+        halves = row["preferred_attainment"], row["other_attainment"]
+        assert halves == (each["steady"], each["bursts"])
+        assert row["failed"] == 0
+    assert len({row["requests"] for row in rows}) == 1
+    # No system played the load as it is, which is what the smallest pools count for.
+    assert figures["smallest"] == {}
+    assert figures["devices_share"] is None
+    assert [(one["system"], one["peaks"]) for one in figures["smallest_of_cases"]] == [
+        (name, peaks) for name in ("livescale", "stop") for peaks, _ in CASES[2:]
+    ]
+    assert "a higher one: steady" in told
+    assert "stop, peaks shifted, priorities on" in told
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("--peaks", "together"), "together"),
+        (("--priorities", "high"), "--priorities"),
         (("--devices", "8,4"), "ascending"),
         (("--devices", "x"), "--devices"),
         (("--systems", "fastest"), "fastest"),

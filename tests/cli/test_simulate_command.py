@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -212,7 +213,10 @@ def test_a_sweep_goes_from_loading_speed_to_violations(
     assert violations[1] >= violations[2] >= violations[3] >= violations[0]
     for row in rows:
         assert row["stop_the_world_meets_slo"] == (row["violations"] <= 0.01)
+        # Beside what instances held, never more than the pool has.
+        assert 0 <= row["spare_seconds"] <= rows[0]["device_seconds"]
     assert printed.count("Gbit/s") >= 3
+    assert re.search("GPU time +spare", printed)
 
 
 @pytest.mark.parametrize(

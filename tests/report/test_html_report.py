@@ -142,8 +142,9 @@ def test_the_same_runs_give_the_same_bytes(alone: str) -> None:
 
 
 def test_sections_have_a_sentence_and_a_panel_for_every_run(page: Page) -> None:
-    headings = ["In short", "Summary", "Load and capacity", "Instances", "Latency", "Goodput"]
+    headings = ["In short", "Summary", "Load and capacity", "Devices", "Instances", "Latency"]
     headings += [
+        "Goodput",
         "Network",
         "Host memory",
         "Scale events",
@@ -153,9 +154,9 @@ def test_sections_have_a_sentence_and_a_panel_for_every_run(page: Page) -> None:
     assert page.said("h2") == headings
     assert all(text.endswith(".") for text in page.said("p"))
     captions = Counter(page.said("figcaption"))
-    # capacity, lanes, close up, TTFT and TBT, host memory; network only where it is known
-    assert captions["auto"] == 7
-    assert captions["storage"] == 6
+    # capacity, devices, lanes, close up, TTFT and TBT, host memory; network only where it is known
+    assert captions["auto"] == 8
+    assert captions["storage"] == 7
     assert page.said("summary") == ["auto", "storage"] * 2
 
 

@@ -57,7 +57,7 @@ def compared_figures(runs: Sequence[ReportedRun]) -> list[ComparedFigure]:
         row("of it loading", "device_load_s", _device_time),
         row("of it serving", "device_serve_s", _device_time),
         row("of it draining", "device_drain_s", _device_time),
-        row("spare: parameters, no instance", "device_spare_s", _device_time),
+        row("spare: parameters, no instance", "device_spare_s", _device_time, relative=True),
         row("idle devices", "device_idle_s", _device_time),
         row("lost devices", "device_lost_s", _device_time),
         row("devices that left", "device_left_s", _device_time),

@@ -10,6 +10,7 @@ import numpy as np
 from livescale.report.pictures import figures, keys, lanes, series
 from livescale.report.pictures.canvas import ACCENT, COLOURS, LOAD
 from livescale.report.pictures.live_figures import live_groups
+from livescale.report.pictures.use_figures import use_groups
 from livescale.report.run.reported_run import ReportedRun
 from livescale.report.run.terminal import seconds
 from livescale.values.units import NS_PER_S
@@ -50,6 +51,7 @@ class Gallery:
         found = [
             keys.Section("In short", "short", self._short()),
             keys.Section("Load and capacity", "load", [*self._arrivals(), *self._capacity()]),
+            keys.Section("Devices", "devices", use_groups(self.runs, self._name, self.notes)),
             keys.Section("Instances", "instances", [*self._lanes(), *self._close_up()]),
             keys.Section("Live scaling", "live", live_groups(self.runs, self._name, self.notes)),
             keys.Section("Latency", "latency", [*self._latencies(), *self._distributions()]),
@@ -82,8 +84,9 @@ class Gallery:
             svg = figures.missed(self._name(), bad, self._until_s)
             panels.append(keys.Panel(svg, "What went wrong: requests so far"))
         sentence = (
-            "The area below the devices is the GPU time, loading included. What went wrong are"
-            " requests that failed, or missed the SLO where one is known."
+            "The area below the devices is the GPU time, loading included, without spare devices"
+            " (see Devices). What went wrong are requests that failed, or missed the SLO where one"
+            " is known."
         )
         legend = [*keys.run_keys(self.runs), *keys.slo_keys(self.runs)]
         return [keys.PanelGroup(sentence, legend, panels, columns=3)]

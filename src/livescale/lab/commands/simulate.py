@@ -36,8 +36,9 @@ from livescale.report.run.summary import summarize
 from livescale.report.run.terminal import seconds, table
 from livescale.report.run_report import run_text
 from livescale.sim.pools.configs import dollars_per_hour
-from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
+from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool, run_with_history
 from livescale.sim.pools.systems import SYSTEMS, System
+from livescale.telemetry.history.device_time import device_time
 from livescale.telemetry.record.record import read_record
 from livescale.telemetry.record.record_file import create_record
 from livescale.values.units import GBIT_BYTES, NS_PER_S
@@ -266,7 +267,8 @@ def _run(
     """What the rule came to, and one row's figures (None: not measured). `rate` is in Gbit/s, None
     where the whole pool serves all the time."""
     config = choice.config(system)
-    run = run_pool(config, choice.loads, lead_ns(config), seed)
+    run, history = run_with_history(config, choice.loads, lead_ns(config), seed)
+    spent = device_time(history, run.started_ns, run.ended_ns)
     load_ns = system.load_ns if rate is not None and system.load_ns is not None else 0
     summary = summarize(run.timings(), rule)
     latencies = summary.latencies()
@@ -280,6 +282,7 @@ def _run(
         "ttft_p99_s": latencies["ttft_p99_s"],
         "tbt_mean_s": latencies["tbt_mean_s"],
         "device_seconds": run.device_ns() / NS_PER_S,
+        "spare_seconds": spent.spare_ns / NS_PER_S,
         "stop_the_world_meets_slo": summary.slo_met * 1000 >= summary.requests * MET_PERMILLE,
     }
 
@@ -294,10 +297,13 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
             seconds(row["ttft_mean_s"]),
             seconds(row["ttft_p99_s"]),
             seconds(row["tbt_mean_s"]),
-            f"{100 * row['device_seconds'] / full_s:.0f} %" if full_s else "-",
+            *(
+                f"{100 * row[held] / full_s:.0f} %" if full_s else "-"
+                for held in ("device_seconds", "spare_seconds")
+            ),
             "meets it" if row["stop_the_world_meets_slo"] else "misses it",
         ]
         for row in rows
     ]
-    header = ["per NIC", "load", "violations", "TTFT mean", "p99", "TBT mean", "GPU time"]
+    header = ["per NIC", "load", "violations", "TTFT mean", "p99", "TBT mean", "GPU time", "spare"]
     return table([*header, "stop-the-world"], cells)

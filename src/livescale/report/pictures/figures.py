@@ -50,6 +50,20 @@ def devices(axes: Axes, of_runs: Sequence[Steps], until_s: float) -> None:
     canvas.amount_axis(axes, "devices", largest, is_count=True)
 
 
+def _uses(axes: Axes, layers: Sequence[tuple[str, Floats]], edges: Floats, devices: float) -> None:
+    """Devices by what they do, one use on top of the other: a colour and counts between edges for
+    each."""
+    _stack(axes, layers, edges, alpha=0.9)
+    canvas.time_axis(axes, float(edges[-1]))
+    canvas.amount_axis(axes, "devices", devices, is_count=True)
+
+
+_OF_USES = "Devices by what they do over time"
+pool_uses = canvas.figure(_OF_USES, height_in=2.3)(_uses)
+model_uses = canvas.figure(_OF_USES, width_in=canvas.HALF_IN, height_in=1.7)(_uses)
+"""The same for one of several models."""
+
+
 @canvas.figure("{} over time: median and 99th percentile", width_in=canvas.HALF_IN)
 def latency_over_time(
     axes: Axes,

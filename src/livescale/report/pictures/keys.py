@@ -4,15 +4,27 @@ each run and model. Keys stand in the page, above the figures.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.colors import to_hex
 
-from livescale.report.pictures.canvas import COLOURS, DASHES, INK, LIMIT, REST, line_look
+from livescale.report.pictures.canvas import COLOURS, DASHES, INK, LIMIT, LOAD, REST, line_look
 from livescale.report.pictures.lanes import part_name, state_tint
 from livescale.report.run.reported_run import ReportedRun
+from livescale.telemetry.history.device_time import DeviceUse
 from livescale.values.types import InstanceState, Role
+
+USE_COLOURS = {
+    DeviceUse.SERVING: COLOURS[0],
+    DeviceUse.LOADING: COLOURS[4],
+    DeviceUse.DRAINING: COLOURS[3],
+    DeviceUse.SPARE: COLOURS[2],
+    DeviceUse.IDLE: LOAD,
+    DeviceUse.LOST: COLOURS[1],
+    DeviceUse.LEFT: COLOURS[6],
+}
+"""From the bottom of a stacked area to its top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +97,16 @@ def model_keys(colours: Mapping[str, str]) -> list[KeyItem]:
     keys = [KeyItem(model, colour, "area") for model, colour in own.items()]
     others = len(colours) - len(own)
     return [*keys, KeyItem(f"{others} other models", REST, "area")] if others else keys
+
+
+def use_keys(uses: Collection[DeviceUse]) -> list[KeyItem]:
+    """What devices do, those uses that there are."""
+    words = {DeviceUse.SPARE: "spare: parameters, no instance", DeviceUse.LEFT: "left in order"}
+    return [
+        KeyItem(words.get(use, use.name.lower()), colour, "area")
+        for use, colour in USE_COLOURS.items()
+        if use in uses
+    ]
 
 
 def lane_keys(colours: Mapping[str, str], *, has_live: bool) -> list[KeyItem]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from livescale.report.run.reported_run import ReportedRun
+from livescale.telemetry.history.device_time import DeviceUse, device_stretches
 from livescale.telemetry.timeline import copies_over_time
 from livescale.values.types import InstanceState
 from livescale.values.units import NS_PER_S
@@ -157,6 +158,21 @@ def device_steps(run: ReportedRun) -> Steps:
         if held.ended_ns is not None:
             changes.append((held.ended_ns, -1))
     return _summed(changes, run.started_ns)
+
+
+def use_steps(run: ReportedRun) -> dict[str, dict[DeviceUse, Steps]]:
+    """What devices do over time, by the model whose parameters they have ("": none), and by use:
+    how many do so. All of it together is the number of devices, at any time of the load."""
+    changes: dict[str, dict[DeviceUse, list[tuple[int, int]]]] = {}
+    until_ns = run.started_ns + run.end_ns
+    for stretches in device_stretches(run.history, run.started_ns, until_ns).values():
+        for start_ns, stop_ns, use, model in stretches:
+            of_use = changes.setdefault(model, {}).setdefault(use, [])
+            of_use += [(start_ns, 1), (stop_ns, -1)]
+    return {
+        model: {use: _summed(of_use, run.started_ns) for use, of_use in of_model.items()}
+        for model, of_model in changes.items()
+    }
 
 
 def traffic_rates(run: ReportedRun, edges: Floats) -> dict[str, Floats]:

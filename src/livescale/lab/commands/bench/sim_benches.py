@@ -18,7 +18,14 @@ from livescale.lab.bench.pools.controller_steps import (
 )
 from livescale.lab.bench.pools.pairs import PairsOptions, run_pairs
 from livescale.lab.bench.pools.scaling import NamedLoad, ScalingOptions, run_scaling
-from livescale.lab.bench.pools.sharing import SHARING, SharedModel, SharingOptions, run_sharing
+from livescale.lab.bench.pools.sharing import (
+    PLAIN,
+    SHARING,
+    SharedModel,
+    SharingCase,
+    SharingOptions,
+    run_sharing,
+)
 from livescale.lab.bench.pools.sim_bench import SimBenchOptions, run_sim_bench
 from livescale.lab.commands.bench.bench_flags import (
     Bench,
@@ -34,6 +41,7 @@ from livescale.lab.commands.bench.bench_flags import (
 )
 from livescale.lab.commands.pool_choices import a800_workers, parse_model, pooled
 from livescale.load.arrivals import GammaShape, named_trace
+from livescale.load.peaks import Peaks
 from livescale.load.traces import window
 from livescale.load.workloads import read_workload
 from livescale.sim.pools.limits import PooledModel
@@ -264,8 +272,16 @@ def _add_sharing_arguments(parser: argparse.ArgumentParser) -> None:
     add("--slo", default="5x-mean", help="SLO of models for which the workload has none.")
     words = "Seconds of each window (default: all of it)."
     add("--seconds", type=int, metavar="N", help=words)
-    words = "Systems to compare (default: all of these)."
+    words = "Systems to compare, also others of livescale simulate, such as fixed:5 (each model)."
     add("--systems", default=",".join(SHARING), metavar="NAME,…", help=words)
+    words = f"When peaks come, for every system: {', '.join(Peaks)} (default: see --priorities)."
+    add("--peaks", metavar="WHEN,…", help=words)
+    words = (
+        "Priorities of models, for every system: off, on (a higher one for the first half of the"
+        " models), or both. Default: off. Without --peaks and --priorities, every system plays the"
+        " load as it is, and livescale plays all six combinations."
+    )
+    add("--priorities", metavar="off,on", help=words)
     add("--seed", type=int, default=0, help="Random seed.")
 
 
@@ -287,22 +303,38 @@ def _sharing(arguments: argparse.Namespace) -> int:
     def cluster(count: int) -> NamedTopology:
         return a800_workers(count, hosts=-(-count // arguments.per_host))
 
+    models, period_ns = _models(arguments)
     options = SharingOptions(
-        models=_models(arguments),
+        models=models,
         cluster=cluster,
         devices=devices,
-        systems=chosen(arguments.systems.split(","), "--systems", SHARING),
+        plays=_plays(arguments),
+        period_ns=period_ns,
         seed=arguments.seed,
     )
     return finish(run_sharing(options, say), arguments)
 
 
-def _models(arguments: argparse.Namespace) -> list[SharedModel]:
+def _plays(arguments: argparse.Namespace) -> dict[str, list[SharingCase]]:
+    """By system, the cases that it plays. Raises UserError."""
+    systems = [find_system(name).name for name in arguments.systems.split(",")]
+    every = [SharingCase(peaks, is_on) for peaks in Peaks for is_on in (False, True)]
+    if arguments.peaks is None and arguments.priorities is None:
+        return {name: every if name == _SYSTEM else [PLAIN] for name in systems}
+    peaks = chosen((arguments.peaks or PLAIN.peaks).split(","), "--peaks", tuple(Peaks))
+    on = chosen((arguments.priorities or "off").split(","), "--priorities", ("off", "on"))
+    asked = {(Peaks(when), word == "on") for when in peaks for word in on}
+    return {name: [case for case in every if case in asked] for name in systems}
+
+
+def _models(arguments: argparse.Namespace) -> tuple[list[SharedModel], int]:
+    """And the time in which all their requests arrive (ns)."""
     folder, seed = data_folder(), arguments.seed
     slo = parse_slo(arguments.slo)
     if arguments.workload is not None:
         workload = read_workload(arguments.workload, folder, seed)
-        return [SharedModel(pooled(m), m.rows, m.slo or slo) for m in workload.models]
+        models = [SharedModel(pooled(m), m.rows, m.slo or slo) for m in workload.models]
+        return models, workload.duration_ns
     found = []
     for number, name in enumerate(_WINDOWS):
         text = name if folder else _GENERATED.format(seed + number)
@@ -311,7 +343,9 @@ def _models(arguments: argparse.Namespace) -> list[SharedModel]:
             rows = window(rows, 0, arguments.seconds * NS_PER_S)
         model = name.removesuffix("_5min") if folder else f"burst-{number}"
         found.append(SharedModel(PooledModel(model, _PRESET), rows, slo))
-    return found
+    last_ns = max((row.arrival_ns for shared in found for row in shared.rows), default=0)
+    seconds_ = arguments.seconds or last_ns // NS_PER_S + 1
+    return found, seconds_ * NS_PER_S
 
 
 BENCHES = {
