@@ -36,6 +36,7 @@ from livescale.values.types import WorkerRef, agent_ref
 from livescale.values.units import NS_PER_S
 
 _GBIT_BYTES = 125_000_000
+_DEVICE_LINK_GBIT = 128
 _PLACEMENTS: dict[str, Placement] = {
     "spread": SpreadCopies(),
     "cache": CacheCopies(),
@@ -200,9 +201,16 @@ def a800_workers(
     storage_gbit: float = 10,
     host_memory_gb: float = 192,
 ) -> NamedTopology:
-    """So many A800 workers, dealt among hosts with memory (0: each has a host without)."""
+    """So many A800 workers, dealt among hosts with memory (0: each has a host without).
+
+    Each device has the link to host memory that those of `blitzscale-a` have.
+    """
     link, memory = int(link_gbit * _GBIT_BYTES), int(host_memory_gb * 1e9)
-    agents = {agent_ref(n): Host(f"host-{n}", "leaf-0", memory, link, link) for n in range(hosts)}
+    to_device = _DEVICE_LINK_GBIT * _GBIT_BYTES
+    agents = {
+        agent_ref(n): Host(f"host-{n}", "leaf-0", memory, link, link, to_device)
+        for n in range(hosts)
+    }
     devices = {
         WorkerRef(n): Device("a800", f"host-{n % (hosts or workers)}", "leaf-0", 0, 0, link, link)
         for n in range(workers)
