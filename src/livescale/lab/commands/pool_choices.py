@@ -35,6 +35,7 @@ from livescale.values.copy_strategies import (
 from livescale.values.types import WorkerRef, agent_ref
 from livescale.values.units import GBIT_BYTES, NS_PER_S
 
+_DEVICE_LINK_GBIT = 128
 _PLACEMENTS: dict[str, Placement] = {
     "spread": SpreadCopies(),
     "cache": CacheCopies(),
@@ -199,9 +200,16 @@ def a800_workers(
     storage_gbit: float = 10,
     host_memory_gb: float = 192,
 ) -> NamedTopology:
-    """So many A800 workers, dealt among hosts with memory (0: each has a host without)."""
+    """So many A800 workers, dealt among hosts with memory (0: each has a host without).
+
+    Each device has the link to host memory that those of `blitzscale-a` have.
+    """
     link, memory = int(link_gbit * GBIT_BYTES), int(host_memory_gb * 1e9)
-    agents = {agent_ref(n): Host(f"host-{n}", "leaf-0", memory, link, link) for n in range(hosts)}
+    to_device = _DEVICE_LINK_GBIT * GBIT_BYTES
+    agents = {
+        agent_ref(n): Host(f"host-{n}", "leaf-0", memory, link, link, to_device)
+        for n in range(hosts)
+    }
     devices = {
         WorkerRef(n): Device("a800", f"host-{n % (hosts or workers)}", "leaf-0", 0, 0, link, link)
         for n in range(workers)
