@@ -3,7 +3,7 @@
 On more devices the same copies lie elsewhere. So a burst may find one copy fewer of its model that
 no instance of another model keeps from use. Then those requests are late that one more instance
 would have computed within the TTFT bound: 8,000 prompt tokens here, two of the longest prompts.
-FALLS is as much for two bursts. Of 581 drawn worlds 5 lost one or two requests, and none lost more.
+FALLS is as much for two bursts. Of 475 drawn worlds 7 lost one or two requests, and none lost more.
 A model that is alone loses none, because all devices hold the same.
 """
 

@@ -292,12 +292,9 @@ class Scaling(OfPool):
         fitting = self._fitting(other.part, wish)
         if not fitting or not self._drainable(other.state):
             return []
-        capacity, name = self._fleet.tally(other.part).capacity, wish.state.spec.name
-        notice = other.notice(capacity, capacity - 1, f"makes room for {name}")
-        # Where a spare of the model lies, no load follows.
-        warm = {worker for copy in self._pool.spares(name) for worker in copy.members}
-        beside = [i for i in fitting if warm.issuperset(i.workers)]
-        return [notice, self._drain(beside or fitting)]
+        capacity = self._fleet.tally(other.part).capacity
+        notice = other.notice(capacity, capacity - 1, f"makes room for {wish.state.spec.name}")
+        return [notice, self._drain(fitting)]
 
     def _claim(self, wish: Wish, missing: int, claimed: int) -> int:
         """Workers that are spare or on their way back and that the model will take: as many as
