@@ -60,7 +60,7 @@ def test_teams_are_reckoned_as_they_would_be_played(
     prompts: int, serving: int, loading: int, load_ms: int, teams: list[tuple[int, int]]
 ) -> None:
     """Each team as fast as 0.9 times its members: its first Run fills it."""
-    queue = Queue(prompts * 90 * MS, serving, 90 * MS, 90 * MS)
+    queue = Queue(prompts * 90 * MS, serving, 90 * MS)
     load_ns = load_ms * MS
     began = [PlannedTeam(ready * MS, members, 900 * members) for ready, members in teams]
     rates: list[tuple[int, float]] = [(0, serving)]
@@ -79,7 +79,7 @@ def test_live_instances_are_between_none_and_all_at_once(
 ) -> None:
     """Never sooner than if all were loaded already; never later than if those that load did
     nothing, unless some of those that serve are idle because pairs have what is left."""
-    queue = Queue(prompts * 90 * MS, serving, 90 * MS, 90 * MS)
+    queue = Queue(prompts * 90 * MS, serving, 90 * MS)
     pairs = min(pairs, serving, loading)
     load_ms = data.draw(st.integers(1, 9000))
     mean_ns = mean_live_ns(queue, loading, load_ms * MS, pairs)
@@ -95,7 +95,7 @@ def test_a_short_queue_is_the_pairs(pairs: int, mean_ms: int) -> None:
     """60 prompts at four instances, two of which become sources: these have 26 prompts each, the
     two others 4, and are idle after these. As simulated, less half a prompt: a fluid is not in
     whole ones."""
-    queue = Queue(60 * 48_667_373, 4, 48_667_373, 48_667_373)
+    queue = Queue(60 * 48_667_373, 4, 48_667_373)
     found = mean_live_ns(queue, 2, 1_078_146_498, pairs) / MS
     assert found == pytest.approx(mean_ms - 48.7 / 2 * (pairs > 0), rel=0.04)
 
@@ -148,7 +148,7 @@ def test_an_empty_plan_of_unknown_rates_has_no_teams() -> None:
 
 def test_prompts_of_unknown_length_bound_no_line() -> None:
     """Nothing waits in the router, all with instances: their lengths are not known."""
-    known, unknown = (Queue(9_000 * MS, 3, run_ns, run_ns) for run_ns in (90 * MS, 0))
+    known, unknown = (Queue(9_000 * MS, 3, run_ns) for run_ns in (90 * MS, 0))
     idle_ns = mean_teams_ns(unknown, 5, 1_000 * MS)
     assert mean_live_ns(unknown, 5, 1_000 * MS, 0) < idle_ns
     known_ns = mean_live_ns(known, 5, 1_000 * MS, 0)

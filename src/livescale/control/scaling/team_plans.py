@@ -42,12 +42,11 @@ _SLICES = 64
 
 
 class Queue(Value, frozen=True):
-    """`work_ns` of prompts, as one instance computes them, wait for `serving` instances; each takes
-    `prompt_ns` on average, and a Run of as many as fit into it `run_ns` (0: not known)."""
+    """`work_ns` of prompts, as one instance computes them, wait for `serving` instances. A
+    Run of as many as fit into it takes `run_ns` (0: not known)."""
 
     work_ns: int
     serving: int
-    prompt_ns: int
     run_ns: int
 
 
@@ -215,8 +214,7 @@ class TeamPlans(OfPool):
         prompt_tokens = waiting // max(self._router.waiting(part.part), 1)
         run_tokens = max(_run_tokens(self._config.binding) // max(prompt_tokens, 1), 1)
         run_tokens *= prompt_tokens
-        prompt_ns, run_ns = (n * NS_PER_S // rate for n in (prompt_tokens, run_tokens))
-        return Queue(tokens * NS_PER_S // rate, serving, prompt_ns, run_ns)
+        return Queue(tokens * NS_PER_S // rate, serving, run_tokens * NS_PER_S // rate)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
