@@ -76,6 +76,9 @@ def test_cores_change_in_the_middle_of_a_request(worker: ThreadWorker, tiny_mode
         tokens = [t.token_id for word in words if isinstance(word, Tokens) for t in word.tokens]
         assert len(tokens) == TOKENS
         assert oracle.check(PROMPT, tokens).is_right
+        # The order may have come behind the last Run: cores change before the next one.
+        ask(worker, f"{name}, then")
+        worker.heard(lambda word: isinstance(word, RequestEnded))
         # With what it began with it may run wherever it might.
         assert in_use(worker) == (used, CPUS if used == 1 else used)
         assert worker.host.member.cores.now == used
