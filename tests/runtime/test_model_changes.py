@@ -12,7 +12,7 @@ import httpx
 import pytest
 from pool_thread import LocalPool, wait_until
 
-from livescale.messages.commands import StartHolding
+from livescale.messages.commands import Dispatch
 from livescale.telemetry.record.record import RequestLine, StepLine, read_record
 from slowness import patient, patient_ms
 
@@ -118,7 +118,7 @@ def test_deaths_around_a_published_model(tiny_model: Path, tmp_path: Path) -> No
             events = (json.loads(line[6:]) for line in stream.iter_lines() if line[6:7] == "{")
             token_ids = [token for _ in range(5) for token in ids_of(next(events))]
             assert client.request("DELETE", "/admin/models/new", headers=JSON).status_code == 202
-            os.kill(pool.pool.pids()[f"worker {worker_with(pool, 'new')}"], signal.SIGKILL)
+            os.kill(pool.pool.pids()[f"worker {last_asked(pool)}"], signal.SIGKILL)
             token_ids += [token for event in events for token in ids_of(event)]
         assert len(token_ids) == tokens
         # A timed worker's token depends on prompt and position alone: none is lost or repeated.
@@ -135,14 +135,13 @@ def ids_of(event: dict) -> list[int]:
     return [token for choice in event["choices"] for token in choice["token_ids"]]
 
 
-def worker_with(pool: LocalPool, model: str) -> int:
-    """Who was given the model last, once that is on record."""
+def last_asked(pool: LocalPool) -> int:
+    """The worker that was given a request last, once that is on record. Others may hold spares."""
 
     def given() -> list[int]:
         steps = [line for line in read_record(pool.record) if isinstance(line, StepLine)]
-        loads = [c for line in steps for c in line.commands if isinstance(c, StartHolding)]
-        members = [load.holding.member for load in loads if load.model == model]
-        return [member.worker for member in members if not member.is_agent]
+        commands = [command for line in steps for command in line.commands]
+        return [c.worker.worker for c in commands if isinstance(c, Dispatch)]
 
-    wait_until(lambda: given() != [], f"a load of {model} is on record")
+    wait_until(lambda: given() != [], "a request is on record")
     return given()[-1]
