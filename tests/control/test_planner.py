@@ -179,7 +179,7 @@ def test_unicast_and_trees_take_what_they_send() -> None:
 
 def test_copies_that_send_themselves_share_the_targets() -> None:
     """Two copies and six targets: three times one copy; who is in a copy's fast network reads that
-    copy, whoever else reads from it."""
+    copy, also where other hosts read from it."""
     plan = make_plan(request(copies(W[0], W[1]), W[2:8]), singles(8), "direct")
     assert plan.predicted_ns == 3 * ONE_COPY_NS
     assert [str(load.feeds[0].upstream) for load in plan.loads] == ["w0.0", "w1.0"] * 3

@@ -170,8 +170,8 @@ def cut_blocks(grid: ChunkGrid, blocks: int, parts: int = 1) -> tuple[ChunkRange
     """The chunks in at most `blocks` runs of about the same bytes, none of them empty.
 
     Where one of `parts` of the blocks ends (`k_way_orders`) a layer ends, too, if one does so
-    within a quarter of a block: a layer in two parts is in nobody's early blocks, and teams would
-    be a step later, with uneven spans.
+    within a quarter of a block: a layer in two parts is in no target's early blocks, and teams
+    would be a step later, with uneven spans.
     """
     count = min(blocks, grid.chunks, CHUNK_RANGES_MAX)
     layer_ends = list(itertools.accumulate(grid.layer_bytes))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from livescale.control.policy.load_snapshot import Suggestion
 
 SPREAD = "spare_workers"
-"""The reason of growth that nothing is loaded and nobody gives way for."""
+"""The reason of growth without a load, and without workers of other models."""
 
 
 class TokenWindow:

@@ -67,7 +67,7 @@ class Suggestion(msgspec.Struct, frozen=True):
     floor: int = 0
     #: instances that would be of use if all were there at once (None: as `at_least`)
     at_once: int | None = None
-    #: instances of use that need no load: they come if nobody needs their workers more
+    #: instances of use that need no load: they come if no model needs their workers more
     spread: int = 0
     #: why instances go if there are more than `at_most`
     low_reason: str = "idle"

@@ -79,7 +79,7 @@ class Scaling(OfPool):
             if wish.wanted < wish.capacity:
                 commands += self._shrink(wish)
         growing = [wish for wish in wishes if wish.wanted > wish.capacity]
-        # First who needs something, then who can use what is there.
+        # First models that need an instance, then those that can use workers that are there.
         growing.sort(
             key=lambda w: (
                 w.needed == w.capacity,

@@ -92,9 +92,9 @@ def scaling_of_six(conditions: Conditions) -> Measured:
     is_within=lambda f: all(
         f[f"{name}_is_falling"] for name in ("burstgpt", "azurecode", "azureconv")
     ),
-    note="BurstGPT begins with two copies, and 72B has few: whoever sends to three targets at once"
-    " takes three times as long, where hosts that have loaded have 128 Gbit/s each. The authors'"
-    " code sends to one target at a time. The first minute of each trace",
+    note="BurstGPT begins with two copies, and 72B has few: a source that sends to three targets at"
+    " once takes three times as long, where hosts that have loaded have 128 Gbit/s each. The"
+    " authors' code sends to one target at a time. The first minute of each trace",
 )
 def ablation(conditions: Conditions) -> Measured:
     """BlitzScale §6.3, Figure 20. Multicast gains little on BurstGPT (eight instances at most),
