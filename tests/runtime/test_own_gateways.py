@@ -167,6 +167,12 @@ def test_running_requests_of_both_are_shown(pool: LocalPool) -> None:
                 lambda: pool.gauge("num_requests_running") == LONG_STREAMS,
                 "all of them are shown",
             )
+            # A request runs before its first token, with which its client learns its name.
+            await asyncio.to_thread(
+                wait_until,
+                lambda: sum(answer.request != "" for answer in answers) >= LONG_STREAMS,
+                "all of them have begun to come",
+            )
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
