@@ -159,6 +159,41 @@ def test_where_receivers_feed_one_another_the_oldest_stall_is_taken_for_the_caus
     assert (amended.holding.member, amended.feeds) == (W[1], (*whole(W[0]), *whole(W[0])))
 
 
+@given(
+    st.permutations([stalled(1, 2), stalled(2, 1), broken(1, 0), broken(2, 0), stalled(3, 1)]),
+    st.lists(st.integers(1, 3 * GRACE_NS), min_size=5, max_size=5),
+)
+def test_no_circle_of_stalls_lasts_whatever_was_replaced_in_it(
+    troubles: list[FeedFailed], pauses_ns: list[int]
+) -> None:
+    """Of two receivers that feed one another each may wait for a layer that the other one has not
+    verified. That either of them got another feed excuses it for a while only."""
+    controller = make_controller(workers=4, epoch=1, instances_max=4)
+    feeds = {1: (*whole(W[2]), *whole(W[0])), 2: (*whole(W[1]), *whole(W[0])), 3: whole(W[1])}
+    loading = [
+        rejoined(report(reading(receiver, *wanted), watermark=0))
+        for receiver, wanted in feeds.items()
+    ]
+    now_ns = 0
+    step(controller, now_ns, *adopted(1), *loading)
+    for trouble, pause_ns in zip(troubles, pauses_ns, strict=True):
+        now_ns += pause_ns
+        step(controller, now_ns, trouble)
+    for _ in range(40):
+        now_ns += GRACE_NS
+        step(controller, now_ns, Tick())
+    awaited = {
+        load.receiver: [*load.stalled, *load.excused]
+        for load in controller.loads.open.values()
+        if load.is_waiting
+    }
+    for receiver in awaited:
+        reached = [receiver]
+        for waiting in reached:
+            reached += [w for w in awaited.get(waiting, ()) if w not in reached]
+        assert any(w not in awaited for w in reached), f"{receiver} waits in a circle: {awaited}"
+
+
 def test_senders_that_died_while_no_controller_was_there_are_replaced() -> None:
     controller = make_controller(workers=2, epoch=1)
     held = report(reading(1, *whole(WorkerRef(5))), watermark=1)
@@ -265,7 +300,7 @@ def test_a_slow_sender_is_replaced_once_and_those_behind_get_their_time_anew() -
     loads.blame_slow(late_ns)
     assert failed(loads) == [(W[1], W[0])]
     assert loads.blame_deadlines_ns(late_ns, GRACE_NS) == [2 * late_ns]
-    loads.amend(loads.open[of(1)], whole(W[5]))
+    loads.amend(loads.open[of(1)], whole(W[5]), late_ns)
     # Who was judged is left in peace; then the one behind may turn to somebody else.
     loads.blame_slow(2 * late_ns)
     assert failed(loads) == [(W[2], W[1])]

@@ -189,7 +189,8 @@ class Controller:
         else:
             self.loads.blame_stalled(self._now_ns, _STALL_GRACE_NS)
             self.loads.blame_slow(self._now_ns)
-            self._commands += repair_loads(self.loads, self.pool, self.planning.topology)
+            topology = self.planning.topology
+            self._commands += repair_loads(self.loads, self.pool, topology, self._now_ns)
             self._commands += self.host_copies.decide(self._now_ns)
             self._commands += self.guests.decide(self._now_ns)
             self._commands += self.pairings.decide()

@@ -44,8 +44,8 @@ class OpenLoad:
     shunned: dict[WorkerRef, None] = field(default_factory=dict)
     #: upstreams that stall, and since when that is counted against them
     stalled: dict[WorkerRef, int] = field(default_factory=dict)
-    #: upstreams that stall because they wait for a feed that was just replaced
-    excused: dict[WorkerRef, None] = field(default_factory=dict)
+    #: upstreams that stall because they wait for a feed that was replaced, and since when
+    excused: dict[WorkerRef, int] = field(default_factory=dict)
 
     @property
     def receiver(self) -> WorkerRef:
@@ -172,7 +172,7 @@ class Loads:
                     known.add(load.receiver)
         return found
 
-    def amend(self, load: OpenLoad, feeds: tuple[Feed, ...]) -> None:
+    def amend(self, load: OpenLoad, feeds: tuple[Feed, ...], now_ns: int) -> None:
         """The receiver is told to get what it misses by these feeds. Those behind it may stall
         until its new bytes come, and are told of nothing: that is no fault of theirs or its."""
         self._stop_reading(load)
@@ -180,12 +180,12 @@ class Loads:
         load.failed = {}
         kept = [upstream.worker for upstream in senders(feeds)]
         load.stalled = {w: since for w, since in load.stalled.items() if w in kept}
-        load.excused = {w: None for w in load.excused if w in kept}
+        load.excused = {w: since for w, since in load.excused.items() if w in kept}
         self._read(load)
         for other in self.open.values():
             if load.receiver in other.stalled:
                 del other.stalled[load.receiver]
-                other.excused[load.receiver] = None
+                other.excused[load.receiver] = now_ns
 
     def repaired(self) -> None:
         """Every failed feed has been replaced."""
@@ -210,20 +210,25 @@ class Loads:
 
         A sender that waits for its own upstream stalls everybody behind it; only the one in front
         of all stalls is at fault. `grace_ns` after a report all have spoken. Where receivers feed
-        one another none may be in front: then the oldest stall is taken for the cause, later.
+        one another none may be in front: then the oldest stall is taken for the cause, later. No
+        excuse lasts longer there: what was replaced may wait for the one that it excuses.
         """
-        waiting = {load.receiver: None for load in self.open.values() if load.is_waiting}
-        stalls = [
+        waiting = [load for load in self.open.values() if load.is_waiting]
+        receivers = {load.receiver for load in waiting}
+        guilty = [
             (since_ns, load.id, upstream)
-            for load in self.open.values()
+            for load in waiting
             for upstream, since_ns in load.stalled.items()
+            if upstream not in receivers and now_ns >= since_ns + grace_ns
         ]
-        guilty = [s for s in stalls if s[2] not in waiting and now_ns >= s[0] + grace_ns]
-        if stalls and all(upstream in waiting for _, _, upstream in stalls):
-            oldest = min(stalls)
-            is_open = any(load.excused for load in self.open.values())
-            if not is_open and now_ns >= oldest[0] + _CIRCLE_GRACES * grace_ns:
-                guilty = [oldest]
+        circle = _in_circles(waiting)
+        stalls = [(ns, load.id, worker) for load in circle for worker, ns in load.stalled.items()]
+        excuses = [(ns, load.id, worker) for load in circle for worker, ns in load.excused.items()]
+        if circle:
+            oldest = min(stalls or excuses)
+            since_ns = max(oldest[0], *(ns for ns, _, _ in excuses), 0)
+            if now_ns >= since_ns + _CIRCLE_GRACES * grace_ns:
+                guilty.append(oldest)
         for _, holding, upstream in guilty:
             self.open[holding].fail(upstream)
 
@@ -255,7 +260,11 @@ class Loads:
     def blame_deadlines_ns(self, now_ns: int, grace_ns: int) -> list[int]:
         """When stalls will have lasted long enough to be judged, and when loads are late."""
         self._start_clocks(now_ns)
-        times = [since for load in self.open.values() for since in load.stalled.values()]
+        times = [
+            since
+            for load in self.open.values()
+            for since in (*load.stalled.values(), *load.excused.values())
+        ]
         late = [load.late_at_ns for load in self.open.values() if load.late_at_ns is not None]
         return [since + n * grace_ns for since in times for n in (1, _CIRCLE_GRACES)] + late
 
@@ -310,6 +319,16 @@ class Loads:
     def _stop_reading(self, load: OpenLoad) -> None:
         for upstream in senders(load.feeds):
             self._pool.reads.end(load.id, load.model, upstream.worker)
+
+
+def _in_circles(waiting: list[OpenLoad]) -> list[OpenLoad]:
+    """Those of the waiting loads that wait for one another alone, and for no sender in front."""
+    left = waiting
+    before = len(left) + 1
+    while len(left) < before:
+        before, receivers = len(left), {load.receiver for load in left}
+        left = [load for load in left if receivers.issuperset((*load.stalled, *load.excused))]
+    return left
 
 
 def _late_at_ns(now_ns: int, predicted_ns: int) -> int:

@@ -15,7 +15,9 @@ from livescale.values.chunks import Feed, senders
 from livescale.values.types import WorkerRef
 
 
-def repair_loads(loads: Loads, pool: ParameterPool, topology: Topology) -> list[AmendHolding]:
+def repair_loads(
+    loads: Loads, pool: ParameterPool, topology: Topology, now_ns: int
+) -> list[AmendHolding]:
     """Amendments for every open load with failed feeds.
 
     What was lost behind a member of a chain is fed by that member's own upstream, or by a holder of
@@ -24,7 +26,7 @@ def repair_loads(loads: Loads, pool: ParameterPool, topology: Topology) -> list[
     commands = []
     for load in [load for load in loads.open.values() if load.failed]:
         feeds = _feeds(load, loads, pool, topology)
-        loads.amend(load, feeds)
+        loads.amend(load, feeds, now_ns)
         commands.append(AmendHolding(load.id, feeds))
     loads.repaired()
     return commands

@@ -51,9 +51,11 @@ class Slowdowns:
                     ahead.append(reader)
 
     def begins(self, flow: SimFlow, sender: WorkerRef) -> None:
-        """A flow that begins may wait from the start."""
+        """A flow that begins may wait from the start: for an end that is slow, or for a layer that
+        was corrupt and that its sender has not verified."""
         ends = (sender, flow.reception.key[0])
-        if any(member in self._moves.frozen or member in self._slow for member in ends):
+        is_slow = any(member in self._moves.frozen or member in self._slow for member in ends)
+        if is_slow or flow.reception.awaits_verified:
             self._expect_stall(flow)
 
     def _expect_stall(self, flow: SimFlow) -> None:
