@@ -26,8 +26,16 @@ from stories import (
 )
 
 from livescale.control.controller import Controller
-from livescale.messages.commands import AnyCommand, ChangeDuty, Dispatch
-from livescale.messages.events import AnyEvent, BatchTaken, RequestEnded, WorkerJoined, WorkerLost
+from livescale.messages.commands import AnyCommand, ChangeDuty, Dispatch, DropHolding
+from livescale.messages.events import (
+    AnyEvent,
+    BatchTaken,
+    HoldingDropped,
+    MembersLeave,
+    RequestEnded,
+    WorkerJoined,
+    WorkerLost,
+)
 from livescale.messages.scale_plan import FromWorker
 from livescale.values.routes import Does
 from livescale.values.scaling_policies import ModelPolicy, Period, RoleLimits
@@ -74,6 +82,10 @@ def duties(commands: Sequence[AnyCommand]) -> dict[int, tuple[Role, tuple[int, .
     return {d.instance: (d.role, tuple(p.instance for p in d.decodes_at)) for d in found}
 
 
+def drops_of(commands: Sequence[AnyCommand]) -> list[DropHolding]:
+    return [command for command in commands if isinstance(command, DropHolding)]
+
+
 def dispatched(commands: Sequence[AnyCommand]) -> list[int]:
     return [command.instance for command in commands if isinstance(command, Dispatch)]
 
@@ -112,6 +124,27 @@ def test_prefill_instances_give_to_all_decode_instances() -> None:
         assert route.workers == (route.first.worker,), "only who computes prompts counts"
     # The order of an earlier life is known now: nothing is told twice.
     assert duties(step(controller, 1)) == {}
+
+
+def test_an_instance_of_several_ranks_drains_without_its_first_worker() -> None:
+    """It still has partners to decode at, and no way to them: plans are made all the same."""
+    model = msgspec.structs.replace(policy(), spec=msgspec.structs.replace(SPEC, tp_size=2))
+    controller = make_controller(4, models=(model,))
+    events: list[AnyEvent] = []
+    for instance, role, pair in ((101, Role.PREFILL, W[:2]), (102, Role.DECODE, W[2:4])):
+        for rank, worker in enumerate(pair):
+            order = load_order(instance, worker, instance, None, rank=rank, workers=tuple(pair))
+            assert order.duty is not None
+            duty = msgspec.structs.replace(order.duty, role=role)
+            held = report(msgspec.structs.replace(order, duty=duty))
+            events.append(rejoined(held, nic(DEVICE)))
+    told = duties(step(controller, 0, *events, reported(101), reported(102)))
+    assert told == {101: (Role.PREFILL, (102,))}
+    dropped = drops_of(step(controller, 1, MembersLeave(tuple(W[:2]))))
+    assert [order.holding.member for order in dropped] == W[:2]
+    step(controller, 2, HoldingDropped(dropped[0].holding), WorkerLost(W[0], "left"))
+    (plan,) = plans_of(step(controller, 3, *joined(*W[4:6])))
+    assert plan.instances == ((W[4], W[5]),)
 
 
 def test_requests_come_to_prefill_and_count_where_they_decode() -> None:

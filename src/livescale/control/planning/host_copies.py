@@ -218,8 +218,10 @@ class HostCopies(OfPool):
         """The agents of the hosts that these instances are on, and when each was given one last."""
         if not isinstance(self._strategy, KeyStageCopies):
             return {}
-        topology = self._planning.topology
-        hosts = {topology.host_of(worker): None for i in instances for worker in i.workers}
+        # One of an instance's workers may be gone.
+        known = self._planning.topology.devices
+        workers = (worker for i in instances for worker in i.workers if worker in known)
+        hosts = {known[worker].host: None for worker in workers}
         return {
             record.ref: self._pool.schedule.given_ns(name, record.ref)
             for record in self._fleet.living_agents()

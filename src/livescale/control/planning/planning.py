@@ -260,7 +260,8 @@ class Planning(OfPool):
         for sender in self._fleet.instances.values():
             partners = self._fleet.sources_of(sender) if sender.is_loading else ()
             for partner in (*partners, *sender.duty.decodes_at):
-                if partner.worker in self.topology.devices:
+                # Either may be gone: an instance of several ranks drains without its first one.
+                if {sender.worker, partner.worker} <= self.topology.devices.keys():
                     fabric.path(FromWorker(sender.worker), partner.worker)
         return tuple(fabric.links)
 
