@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import msgspec
 import pytest
 from pool_plays import CLUSTER, MS, S, cluster
 
@@ -58,12 +59,15 @@ def test_the_other_model_has_what_it_needs(system: str) -> None:
     assert slowest_ns(system)["busy"] <= 300 * MS
 
 
-def test_devices_have_room_for_a_second_model_where_there_is_one() -> None:
-    size = build_config(cluster(DEVICES), [BUSY], SYSTEMS["livescale"]).device(0).arena_bytes
-    both = build_config(cluster(DEVICES), [BUSY, RARE], SYSTEMS["livescale"]).device(0)
+def test_devices_have_room_for_as_many_models_as_leave_enough_for_kv() -> None:
     alone = build_config(cluster(DEVICES), [BUSY], SYSTEMS["livescale"]).device(0)
-    assert both.arena_bytes == 2 * size
-    assert both.arena_bytes + both.kv_bytes == alone.arena_bytes + alone.kv_bytes
+    models = [msgspec.structs.replace(BUSY, name=f"m{number}") for number in range(6)]
+    for count, room in ((2, 2), (3, 3), (6, 3)):
+        shared = build_config(cluster(DEVICES), models[:count], SYSTEMS["livescale"]).device(0)
+        assert shared.arena_bytes == room * alone.arena_bytes
+        assert shared.arena_bytes + shared.kv_bytes == alone.arena_bytes + alone.kv_bytes
+        without = build_config(cluster(DEVICES), models[:count], SYSTEMS["allcache"]).device(0)
+        assert without.kv_bytes == alone.kv_bytes, "what keeps no spares has all of it for KV"
     # A rank of this one leaves KV no room for eight requests of the greatest length.
     large = PooledModel("large", "qwen2.5-72b", 4)
     shared = build_config(cluster(DEVICES), [BUSY, large], SYSTEMS["livescale"])

@@ -83,7 +83,7 @@ def build_config(
     specs = [_spec(model) for model in models]
     kind = _only_kind(cluster)
     fitting = [_fitting(cluster, spec) for spec in specs]
-    room = _room(cluster, kind, specs, system.resident_percent)
+    room = _room(cluster, kind, specs, system)
     limits = limits_of(len(cluster.topology.devices), models, fitting, system, weights)
     policies = tuple(
         _aimed(_policy(model, spec, limit, room), system.aim, model.slo)
@@ -214,10 +214,10 @@ def _fitting(cluster: NamedTopology, spec: ModelSpec) -> int:
     return sum(size // spec.tp_size for size in sizes.values())
 
 
-def _room(
-    cluster: NamedTopology, kind: str, specs: Sequence[ModelSpec], resident_percent: int
-) -> _Room:
-    """How the memory of the smallest device is cut. Raises PoolError with both sizes."""
+def _room(cluster: NamedTopology, kind: str, specs: Sequence[ModelSpec], system: System) -> _Room:
+    """How the memory of the smallest device is cut. Where spares stay, parameters have room for as
+    many of the largest models as there are, while KV keeps room for `CONTEXTS` requests of the
+    greatest length. Raises PoolError with both sizes."""
     memory = min(
         cluster.memory_bytes.get(ref) or ACCELERATORS[kind].memory_bytes
         for ref in cluster.topology.devices
@@ -225,7 +225,7 @@ def _room(
     usable = memory * MEMORY_PERCENT // 100 - RESERVE_BYTES
     largest = max(specs, key=lambda spec: spec.size_bytes)
     least_kv = max(spec.kv_bytes_per_token for spec in specs) * _BLOCK_TOKENS
-    resident_bytes = largest.size_bytes * resident_percent // 100
+    resident_bytes = largest.size_bytes * system.resident_percent // 100
     arena_bytes = largest.size_bytes + resident_bytes
     if arena_bytes + least_kv > usable:
         raise PoolError(
@@ -235,8 +235,9 @@ def _room(
             + (f", {resident_bytes / 1e9:.1f} GB of them for residents" if resident_bytes else "")
         )
     context_bytes = max(spec.kv_bytes_per_token * spec.model_tokens_max for spec in specs)
-    if len(specs) > 1 and usable - arena_bytes - largest.size_bytes >= CONTEXTS * context_bytes:
-        arena_bytes += largest.size_bytes
+    if system.warm_spares != "off":
+        beside = (usable - arena_bytes - CONTEXTS * context_bytes) // largest.size_bytes
+        arena_bytes += min(max(beside, 0), len(specs) - 1) * largest.size_bytes
     return _Room(kind, arena_bytes, resident_bytes, usable - arena_bytes)
 
 
