@@ -28,15 +28,22 @@ class Record:
     weight: int
     order: int
     prompt_tokens: int = 1
+    late_ns: int | None = None
+
+
+NOW_NS = 100
 
 
 def queues_of(
     clients: list[str], weight_of: dict[str, int], sharing: QueueShares | None = None
 ) -> ClientQueues[Record]:
+    """Some requests are late, and of some nothing is promised."""
     queues: ClientQueues[Record] = ClientQueues(sharing)
+    queues.now_ns = NOW_NS
     for order, client in enumerate(clients):
         tokens = 1 + order * 37 % 20
-        queues.add(Record(f"r{order}", client, weight_of[client], order, tokens))
+        late_ns = (None, NOW_NS, NOW_NS + 1)[order * 7 % 5 % 3]
+        queues.add(Record(f"r{order}", client, weight_of[client], order, tokens, late_ns))
     return queues
 
 
@@ -135,6 +142,56 @@ def test_the_oldest_and_the_shortest_share_runs(
         served_tokens += record.prompt_tokens
         if record is not waiting[0]:
             assert record.prompt_tokens == min(other.prompt_tokens for other in waiting)
+
+
+@given(
+    lates=st.lists(st.booleans(), min_size=1, max_size=40),
+    prompts=st.data(),
+    percent=st.integers(1, 99),
+)
+def test_what_is_late_goes_behind_what_is_not_but_for_its_share(
+    lates: list[bool], prompts: st.DataObject, percent: int
+) -> None:
+    """Every second turn of the oldest may be that of a late one; all others are of those that can
+    still be in time, while there are some. Of these the oldest and the shortest go."""
+    queues: ClientQueues[Record] = ClientQueues(QueueShares(percent, run_tokens=60))
+    queues.now_ns = NOW_NS
+    for order, is_late in enumerate(lates):
+        tokens = prompts.draw(st.integers(1, 50))
+        late_ns = NOW_NS if is_late else NOW_NS + 1
+        queues.add(Record(f"r{order}", "a", 1, order, tokens, late_ns))
+    turns = 0
+    while queues:
+        record, waiting = next(queues.in_turn()), list(queues)
+        timely = [other for other in waiting if other.late_ns != NOW_NS]
+        queues.serve(record)
+        if record not in timely and timely:
+            assert record is waiting[0], "only the oldest of all passes those in time"
+            turns += 1
+            assert turns <= 1, "and not twice in a row"
+        else:
+            turns = 0
+        if record in timely:
+            shortest = min(other.prompt_tokens for other in timely)
+            assert record is timely[0] or record.prompt_tokens == shortest
+
+
+@given(st.integers(2, 30))
+def test_a_late_request_is_served_while_others_keep_coming(count: int) -> None:
+    """An endless line of requests in time, all alike: of the tokens a late one gets a quarter."""
+    queues: ClientQueues[Record] = ClientQueues(QueueShares(50, run_tokens=2))
+    queues.now_ns = NOW_NS
+    for order in range(count):
+        queues.add(Record(f"late{order}", "a", 1, order, 1, NOW_NS))
+    served = 0
+    for order in range(count, 100 * count):
+        queues.add(Record(f"r{order}", "a", 1, order, 1, NOW_NS + 1))
+        record = next(queues.in_turn())
+        queues.serve(record)
+        served += 1
+        if not any(other.late_ns == NOW_NS for other in queues):
+            break
+    assert served <= 4 * count + 4
 
 
 def test_a_backlog_is_served_as_one_instance_would() -> None:

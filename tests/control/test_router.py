@@ -339,6 +339,26 @@ def test_an_avoided_worker_is_left_alone_for_a_while() -> None:
     assert assigned(router, 5, count=1) == [("r0", 10)]
 
 
+def test_requests_that_waited_too_long_let_others_go_first() -> None:
+    """Until then the order is that of arrival; later the late ones come behind the others, but for
+    every second turn of the oldest."""
+    router = Router(1)
+    for number in range(8):
+        router.arrive(f"early{number}", M, 1500, now_ns=0, wait_ns=10)
+        router.arrive(f"later{number}", M, 1500, now_ns=5, wait_ns=10)
+    assert [request for request, _ in assigned(router, 9, count=2)] == ["early0", "later0"]
+    served = []
+    while router.waiting(M):
+        for record in [r for r in router.requests.values() if r.worker is not None]:
+            router.end(record)
+        served += [request for request, _ in assigned(router, 12, count=1)]
+    assert served[0] == "later1"
+    assert [name for name in served if name < "l"] == [f"early{n}" for n in range(1, 8)]
+    assert [name for name in served if name > "l"] == [f"later{n}" for n in range(1, 8)]
+    late_meanwhile = sum(name < "l" for name in served[: served.index("later7")])
+    assert 1 <= late_meanwhile <= 3
+
+
 def test_a_client_with_many_requests_does_not_take_the_turns_of_others() -> None:
     router = Router(1)
     for number in range(100):

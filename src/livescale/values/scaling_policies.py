@@ -68,6 +68,11 @@ class SloAim(Value, frozen=True, tag="slo"):
     room: Bounds = Bounds()
     run_tokens_max: int = 2048
 
+    @property
+    def wait_ns(self) -> int | None:
+        """How long a prompt may queue (None: without an aim, that follows from its Runs)."""
+        return None if self.ttft_ns is None else max(self.ttft_ns // 2, 1)
+
     def __post_init__(self) -> None:
         if (self.ttft_ns is not None and self.ttft_ns < 1) or self.floor_decay_ns < 0:
             raise ValueError(f"an aim of {self.ttft_ns} ns, a decay of {self.floor_decay_ns} ns")

@@ -166,8 +166,8 @@ class SloPolicy(Policy):
 
     def _wait_ns(self, rate: int) -> int:
         """How long prompts may queue."""
-        if self._aim.ttft_ns is not None:
-            return max(self._aim.ttft_ns // 2, 1)
+        if self._aim.wait_ns is not None:
+            return self._aim.wait_ns
         return max(2 * self._aim.run_tokens_max * NS_PER_S // (3 * rate), _LEAST_WAIT_NS)
 
     def _needs_of_queue(self, load: LoadSnapshot, rate: int) -> tuple[int, int]:

@@ -71,6 +71,7 @@ class Attempts:
             prompt_tokens=event.prompt_tokens,
             now_ns=now_ns,
             client=ClientShare(event.client, event.weight),
+            wait_ns=state.wait_ns,
         )
         record.attempt, record.moves = event.attempt, event.moves
         # Which earlier attempts were lost and which were given back is not known: none counts.

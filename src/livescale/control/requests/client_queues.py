@@ -3,14 +3,16 @@
 Weighted round robin: clients take turns, and a turn is worth `weight` requests. So a request waits
 for one turn of each other client at most, however many requests another one has sent. Those of one
 client go as prompts share Runs (`batching/runs/choosing.py`): in each the first to come gets up to
-a share of the tokens, and the shortest the rest.
+a share of the tokens, and the shortest the rest. Where times to the first token are promised, those
+that have waited too long for that leave the shortest's part and half of the first one's to others:
+a burst that is late already makes nothing late that comes after it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
@@ -35,6 +37,9 @@ class Waiting(Protocol):
     def order(self) -> int: ...
     @property
     def prompt_tokens(self) -> int: ...
+    @property
+    def late_ns(self) -> int | None:
+        """From when on it waits too long for what is promised (None: nothing is)."""
 
 
 Record = TypeVar("Record", bound=Waiting)
@@ -60,6 +65,22 @@ _Size = tuple[int, int, RequestId]
 """Prompt tokens, order and id of a request: the shortest first."""
 
 
+class _Order(Generic[Record]):
+    """One order of requests, of which some are picked by another one meanwhile."""
+
+    def __init__(self, records: Iterable[Record], picked: Container[RequestId] = ()) -> None:
+        self._records, self._picked = iter(records), picked
+        self._head: Record | None = None
+
+    def head(self) -> Record | None:
+        """The first that was not picked."""
+        while self._head is None or self._head.id in self._picked:
+            self._head = next(self._records, None)
+            if self._head is None:
+                return None
+        return self._head
+
+
 class _Turn(Generic[Record]):
     """A client's requests in order of arrival, and how many of its turn are used up."""
 
@@ -73,31 +94,58 @@ class _Turn(Generic[Record]):
         self.overtakes = 0
         #: tokens that the last of the oldest left to the shortest: above 0 it is their turn
         self.left_tokens = 0
+        #: how often it was the turn of the oldest: every second time one that is late may go
+        self.oldest_turns = 0
 
-    def picks(self, sharing: QueueShares) -> Iterator[Record]:
+    def timely(self, now_ns: int) -> Iterator[Record]:
+        """Those that are not late, in order of arrival."""
+        return (record for record in self.records.values() if not _is_late(record, now_ns))
+
+    def is_of_oldest(self, record: Record, oldest: Record, timely: Record | None) -> bool:
+        """The request goes as the oldest does, or as the oldest that is not late."""
+        return record is oldest or (record is timely and self.left_tokens <= 0)
+
+    def count(self, record: Record, oldest: Record, timely: Record | None, left: int) -> None:
+        """The request is served, and leaves so many tokens to the shortest if it goes as the
+        oldest."""
+        if self.is_of_oldest(record, oldest, timely):
+            self.left_tokens = min(self.left_tokens, 0) + left
+            self.oldest_turns += 1
+        else:
+            self.left_tokens -= record.prompt_tokens
+        self.overtakes += record is not oldest
+
+    def picks(self, sharing: QueueShares, now_ns: int) -> Iterator[Record]:
         """All requests as they would be served, as of now; they may be served meanwhile."""
         if sharing.oldest_percent == 100:
             yield from list(self.records.values())
             return
-        by_age, by_size = iter(list(self.records.values())), iter(list(self.sizes))
+        ahead = self._copy()
         picked: dict[RequestId, None] = {}
-        records, met = dict(self.records), dict(self.met)
-        left_tokens, overtakes = self.left_tokens, self.overtakes
-        oldest = next(by_age, None)
-        while oldest is not None:
-            is_due = overtakes - met[oldest.id] >= sharing.passes_max
-            record = oldest
-            if left_tokens > 0 and not is_due:
-                record = next(records[name] for *_, name in by_size if name not in picked)
+        by_size = [ahead.records[name] for *_, name in self.sizes]
+        timely_by_size = (record for record in by_size if not _is_late(record, now_ns))
+        ages, shortest = _Order(ahead.records.values(), picked), _Order(by_size, picked)
+        timely, timely_shortest = (
+            _Order(ahead.timely(now_ns), picked),
+            _Order(timely_by_size, picked),
+        )
+        while (oldest := ages.head()) is not None:
+            first, record = timely.head(), oldest
+            is_due = ahead.overtakes - ahead.met[oldest.id] >= sharing.passes_max
+            if ahead.left_tokens > 0 and not is_due:
+                record = timely_shortest.head() or shortest.head() or oldest
+            elif ahead.oldest_turns % 2 == 0 and not is_due:
+                record = first or oldest
             picked[record.id] = None
-            if record is oldest:
-                left_tokens = min(left_tokens, 0) + sharing.left_of_runs(record.prompt_tokens)
-            else:
-                left_tokens -= record.prompt_tokens
-                overtakes += 1
+            ahead.count(record, oldest, first, sharing.left_of_runs(record.prompt_tokens))
             yield record
-            while oldest is not None and oldest.id in picked:
-                oldest = next(by_age, None)
+
+    def _copy(self) -> _Turn[Record]:
+        copy: _Turn[Record] = _Turn()
+        copy.records, copy.met = dict(self.records), dict(self.met)
+        copy.overtakes, copy.left_tokens = self.overtakes, self.left_tokens
+        copy.oldest_turns = self.oldest_turns
+        return copy
 
 
 class ClientQueues(Generic[Record]):
@@ -108,6 +156,8 @@ class ClientQueues(Generic[Record]):
         self._sharing = sharing or QueueShares()
         self._turns: dict[str, _Turn[Record]] = {}
         self._count = 0
+        #: as of when requests are late
+        self.now_ns = 0
 
     def __len__(self) -> int:
         return self._count
@@ -150,12 +200,8 @@ class ClientQueues(Generic[Record]):
     def serve(self, record: Record) -> None:
         """The request is served: it counts for its client's turn, which may be over by that."""
         turn = self._turns[record.client]
-        if next(iter(turn.records)) == record.id:
-            left_tokens = self._sharing.left_of_runs(record.prompt_tokens)
-            turn.left_tokens = min(turn.left_tokens, 0) + left_tokens
-        else:
-            turn.left_tokens -= record.prompt_tokens
-            turn.overtakes += 1
+        oldest, timely = next(iter(turn.records.values())), next(turn.timely(self.now_ns), None)
+        turn.count(record, oldest, timely, self._sharing.left_of_runs(record.prompt_tokens))
         turn.used += 1
         if turn.used >= record.weight:
             turn.used = 0
@@ -165,7 +211,8 @@ class ClientQueues(Generic[Record]):
     def in_turn(self, sated: Container[str] = ()) -> Iterator[Record]:
         """All requests as they would be served, as of now; they may be served meanwhile. Nothing
         more comes of clients that are `sated`, which may become more meanwhile."""
-        left = deque((c, t.picks(self._sharing), t.used) for c, t in list(self._turns.items()))
+        now_ns, turns = self.now_ns, list(self._turns.items())
+        left = deque((c, t.picks(self._sharing, now_ns), t.used) for c, t in turns)
         while left:
             client, records, used = left.popleft()
             first = None if client in sated else next(records, None)
@@ -192,6 +239,10 @@ class ClientQueues(Generic[Record]):
 
 def _size(record: Waiting) -> _Size:
     return record.prompt_tokens, record.order, record.id
+
+
+def _is_late(record: Waiting, now_ns: int) -> bool:
+    return record.late_ns is not None and now_ns >= record.late_ns
 
 
 class RecentClients:

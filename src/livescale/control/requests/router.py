@@ -98,8 +98,10 @@ class Router:
         *,
         now_ns: int = 0,
         client: ClientShare = _NOBODY,
+        wait_ns: int | None = None,
     ) -> RequestRecord:
-        """A new request waits behind those of its client."""
+        """A new request waits behind those of its client. After `wait_ns` it is late (None:
+        never)."""
         assert request not in self.requests, f"{request} arrived twice"
         self._arrivals += 1
         record = RequestRecord(
@@ -110,6 +112,7 @@ class Router:
             order=self._arrivals,
             client=client.name,
             weight=client.weight,
+            late_ns=None if wait_ns is None else now_ns + wait_ns,
         )
         self.requests[request] = record
         self._unfinished[part] = self.unfinished(part) + 1
@@ -204,6 +207,7 @@ class Router:
         queue = self._waiting.get(part)
         if not queue:
             return []
+        queue.now_ns = now_ns
         rows = [self._limits.row(route, self._outstanding) for route in routes]
         bound_rows(rows, self._waiting_tokens[part], waking)
         # Where prompts wait for others to be computed, no place is missing.

@@ -27,6 +27,8 @@ class RequestRecord:
     #: who sent it, and how many requests a turn of that client is worth
     client: str = ""
     weight: int = 1
+    #: from when on it waits too long for the promised time to its first token
+    late_ns: int | None = None
     attempt: int = 0
     #: how often the current attempt was taken over
     moves: int = 0

@@ -13,6 +13,7 @@ from livescale.values.scaling_policies import (
     ModelPolicy,
     RoleLimits,
     ScalingPolicy,
+    SloAim,
     TargetOngoing,
 )
 from livescale.values.types import LayerSpan, ModelSpec, Part, Role
@@ -58,6 +59,8 @@ class ModelState:
         self.is_leaving = False
         scaling = _scaling(policy, config)
         self.scaling = PartPolicies(scaling)
+        #: how long its prompts may queue for the time to the first token that it is promised
+        self.wait_ns = _wait_ns(scaling)
         #: its line's, if the model is a stage that scales with others
         self.line_policy = _line_policy(policy, scaling)
         self.parts = tuple(PartState(self, role, scaling, config) for role in _roles(policy))
@@ -96,6 +99,7 @@ class ModelState:
         if scaling != _scaling(self.policy, config):
             self.scaling = PartPolicies(scaling)
         self.policy = policy
+        self.wait_ns = _wait_ns(scaling)
         self.line_policy = _line_policy(policy, scaling)
         for part in self.parts:
             part.autoscaler.scale_down_timeout_ns = _timeout_ns(policy, scaling)
@@ -212,6 +216,10 @@ def _roles(policy: ModelPolicy) -> tuple[Role, ...]:
 
 def _scaling(policy: ModelPolicy, config: ControllerConfig) -> ScalingPolicy:
     return policy.scaling if policy.scaling is not None else config.scaling
+
+
+def _wait_ns(scaling: ScalingPolicy) -> int | None:
+    return scaling.wait_ns if isinstance(scaling, SloAim) else None
 
 
 def _line_policy(policy: ModelPolicy, scaling: ScalingPolicy) -> LinePolicy | None:
