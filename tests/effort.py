@@ -20,6 +20,11 @@ def set_long(is_long: bool) -> None:
     _is_long = is_long
 
 
+def times() -> int:
+    """How many times as long as in `make test` a property may take."""
+    return _PART if _is_long else 1
+
+
 def examples(count: int, least: int = 1) -> int:
     """How many of these examples of a property are tried: `least`, or more."""
     return count if _is_long else max(least, -(-count // _PART))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from pipeline_worlds import StageWorld
 
@@ -28,6 +28,14 @@ happenings = st.tuples(
     st.lists(st.integers(1, 60), min_size=1, max_size=4),
     st.booleans(),
     st.booleans(),
+)
+@example(  # a member says twice that it does not reach a lost one, once to a pipeline formed anew
+    counts=[2, 1, 3, 2],
+    sizes=[(4, 1), (1, 1), (1, 1), (1, 1)],
+    happens=[(139, "lose", 7)],
+    delays=[1],
+    is_shared=False,
+    merges=False,
 )
 @settings(max_examples=examples(160), deadline=None)
 def test_whatever_happens_tokens_are_right_and_kv_is_freed(

@@ -106,11 +106,13 @@ class Kept(Value, frozen=True, tag=True):
 
 class Broken(Value, frozen=True, tag=True):
     """The member's part of the way is over: nothing that visits comes through, because the member
-    does not reach the worker `lost` (None: because the member goes)."""
+    does not reach the worker `lost` (None: because the member goes). `stay` is that of the blocks
+    that it keeps (0: the first one's)."""
 
     lead: Lead
     member: InstanceId
     lost: WorkerRef | None = None
+    stay: int = 0
 
 
 class Disbanded(Value, frozen=True, tag=True):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from livescale.batching.contract.visit_messages import Lead, Quota, Stop, Visit
+from livescale.batching.contract.visit_messages import Broken, Lead, Quota, Stop, Visit
 from livescale.batching.lines.visit_lead import Leading, Way
 from livescale.batching.runs.batcher import Batcher, BatcherConfig
 from livescale.batching.runs.run import EmittedTokens, SequenceSpec
@@ -72,6 +72,12 @@ class StageLead(Leading):
         """How many times it has become a member."""
         return self._stays.get(instance, 0)
 
+    def is_of_now(self, message: Quota | Broken) -> bool:
+        """It speaks of the present stay of its member, whose first blocks may be kept before the
+        leader is known to know of it."""
+        stay = self.stay(message.member)
+        return message.stay == stay or (message.stay == 0 and stay == 1)
+
     def knows(self, instance: InstanceId) -> bool:
         """It is a member, or leaves. One that is not is told that all is over: what it has kept or
         offered before it learns of a later stay is void."""
@@ -101,10 +107,7 @@ class StageLead(Leading):
     def granted(self, quota: Quota) -> list[SequenceSpec]:
         """A member keeps blocks for what is decided here. Returns requests that these can never
         hold."""
-        # The first stay's blocks may be kept before the leader is known to know of the member.
-        stay = self.stay(quota.member)
-        is_of_now = quota.stay == stay or (quota.stay == 0 and stay == 1)
-        if quota.member not in self.partners() or not is_of_now:
+        if quota.member not in self.partners() or not self.is_of_now(quota):
             return []
         self._quotas[quota.member] = quota.blocks
         if self.batcher is None and all(map(self._granted, self.stages)):

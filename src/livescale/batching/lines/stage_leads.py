@@ -255,7 +255,10 @@ class StageLeads:
     # -- helpers, in the order used -------------------------------------------------------------
 
     def _member_broke(self, lead: StageLead, message: Broken) -> None:
-        """A member goes, or does not reach another one."""
+        """A member goes, or does not reach another one. What one of an earlier stay did not reach
+        is known by then, or comes again."""
+        if message.lost is not None and not lead.is_of_now(message):
+            return
         members = lead.everyone()
         lost = [i for i, partner in members.items() if partner.worker == message.lost]
         member = members.get(message.member)

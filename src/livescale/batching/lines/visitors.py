@@ -168,12 +168,12 @@ class Visitors:
                 self.revoke(lead)
             elif worker in lease.workers:
                 # The leader may reach that one, and would wait.
-                self._tell(lease.home, Broken(lead, self._instance, worker))
+                self._tell(lease.home, Broken(lead, self._instance, worker, lease.stay))
 
     def leave_all(self) -> None:
         """The instance goes. Between two Runs."""
         for lead, lease in list(self.leases.items()):
-            self._tell(lease.home, Broken(lead, self._instance))
+            self._tell(lease.home, Broken(lead, self._instance, stay=lease.stay))
             self.revoke(lead)
 
     # -- Runs -----------------------------------------------------------------------------------
