@@ -124,9 +124,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("hypothesis"):
             # An example that failed once has shown a fault.
             item.add_marker(pytest.mark.flaky(reruns=0))
-            if item.get_closest_marker("timeout") is None:
-                seconds = float(config.getini("timeout")) * effort.times()
-                item.add_marker(pytest.mark.timeout(seconds))
+            seconds = config.getini("timeout")
+            if seconds and item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(float(seconds) * effort.times()))
 
 
 def _is_wanted(item: pytest.Item, *, is_long: bool) -> bool:
