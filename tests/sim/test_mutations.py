@@ -6,11 +6,12 @@ beside it, which is stated from the outside; unbroken, the same seeds pass (`tes
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -156,7 +157,7 @@ def loading_instances_get_requests(patch: pytest.MonkeyPatch) -> None:
 
 
 def failed_feeds_are_not_replaced(patch: pytest.MonkeyPatch) -> None:
-    def broken(loads: Loads, pool: object, topology: object) -> list[object]:
+    def broken(loads: Loads, pool: object, topology: object, now_ns: int) -> list[object]:
         loads.repaired()
         return []
 
@@ -699,6 +700,26 @@ MUTATIONS = [
     Mutation(hosts_that_come_again_begin_with_their_first_lives, "incarnations grow", 61),
     Mutation(hosts_that_left_are_forgotten, "hosts keep their numbers", 300),
 ]
+
+
+class _Calls(pytest.MonkeyPatch):
+    """Refuses a function that cannot be called as the one it replaces."""
+
+    def setattr(self, owner: Any, name: str, value: Any) -> None:  # type: ignore[override]
+        replaced = getattr(owner, name)
+        if inspect.isfunction(replaced) and inspect.isfunction(value):
+            parameters = inspect.signature(replaced).parameters.values()
+            in_place = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+            by_name = {p.name: p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+            inspect.signature(value).bind(*in_place, **by_name)
+        super().setattr(owner, name, value)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.break_it.__name__)
+def test_what_is_broken_is_called_as_before(mutation: Mutation) -> None:
+    """Else a mutation breaks its own call, of which only `make long` tries all."""
+    with _Calls.context() as patch:
+        mutation.break_it(patch)
 
 
 @pytest.mark.parametrize(
