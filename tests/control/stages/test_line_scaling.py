@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from livescale.control.scaling.stage_lines import StageLine
 from livescale.control.stages.corrector import Corrector, CorrectorSettings
@@ -16,7 +17,7 @@ from livescale.control.stages.line_scaling import LineScaling
 from livescale.control.stages.line_window import LineSeen, LineWindow, StageSeen
 from livescale.control.stages.shared_queue import without_moving
 from livescale.messages.events import StageCounts
-from livescale.values.scaling_policies import StagesByQueue
+from livescale.values.scaling_policies import LinePolicy, StagesByQueue, StagesByRate
 
 MS = 1_000_000
 S = 1000 * MS
@@ -191,3 +192,38 @@ def test_before_anything_is_decided_a_line_needs_nothing_for_no_requests(
     seen = LineSeen(0, (StageSeen(3, 3, {}), StageSeen(2, 2, {})))
     line.look(0, seen, [(1, 8), (1, 8)], 8)
     assert [line.suggestion(number).at_most for number in range(2)] == wanted
+
+
+@given(
+    policy=st.sampled_from(
+        (StagesByQueue(slo_ns=S), StagesByRate(), StagesByRate(ahead_ns=10 * S, is_uniform=True))
+    ),
+    planned_per_1000_s=st.sampled_from((0, 30_000, 200_000)),
+    is_uniform=st.booleans(),
+    services_ms=st.lists(st.integers(1, 60), min_size=1, max_size=4),
+    total=st.integers(4, 40),
+)
+def test_a_line_without_requests_rests(
+    policy: LinePolicy,
+    planned_per_1000_s: int,
+    is_uniform: bool,
+    services_ms: list[int],
+    total: int,
+) -> None:
+    """With what its plan keeps ready, too: else the controller would be woken for ever."""
+    if isinstance(policy, StagesByRate) and policy.ahead_ns is None:
+        policy = replace(policy, planned_per_1000_s=planned_per_1000_s, is_uniform=is_uniform)
+    line, limits = StageLine("m", policy), [(1, total)] * len(services_ms)
+    counts, seen = [1] * len(services_ms), _line(services_ms, 0, 0, 10, 0)
+    for period in range(200):
+        line.requests = 3 if period < 2 else 0
+        now_ns = period * policy.period_ns
+        done = _line(services_ms, min(10 * period, 20), 100, 10, 0)
+        stages = zip(done.stages, counts, strict=True)
+        seen = LineSeen(0, tuple(replace(its, replicas=n, serving=n) for its, n in stages))
+        line.look(now_ns, seen, limits, total)
+        if period > 2 and line.due_ns is None:
+            break
+        counts = [max(line.suggestion(n).at_most, 1) for n in range(len(counts))]
+    assert line.due_ns is None
+    assert [max(line.suggestion(n).at_most, 1) for n in range(len(counts))] == counts

@@ -192,8 +192,11 @@ class StageLine:
             self._decided = self._scaling.step(now_ns, loads, limits, total, seen.cores)
             self.levels = _levels(self._decided)
         arrives = loads is not None and any(load.arrivals_per_s for load in loads)
-        pairs = zip(seen.stages, limits, strict=True)
-        is_least = all(stage.replicas <= max(least, 1) for stage, (least, _) in pairs)
+        idle = self._scaling.idle_counts
+        is_least = all(
+            stage.replicas <= max(least, idle.get(number, 1))
+            for number, (stage, (least, _)) in enumerate(zip(seen.stages, limits, strict=True))
+        )
         is_over = not self.requests and not arrives and (is_least or loads is None)
         self.due_ns = None if is_over else now_ns + self.policy.period_ns
         if is_over:

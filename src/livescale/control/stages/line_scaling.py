@@ -76,6 +76,11 @@ class LineScaling:
         """As of the last step, by number."""
         return self._corrector.key_stages
 
+    @property
+    def idle_counts(self) -> Mapping[int, int]:
+        """None: only load needs more than one."""
+        return {}
+
     def _smoothed(
         self,
         graph: StageGraph,

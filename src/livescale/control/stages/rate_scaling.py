@@ -73,6 +73,8 @@ class RateScaling:
     def __init__(self, policy: StagesByRate) -> None:
         self._policy = policy
         self._states: dict[int, _StageState] = {}
+        #: replicas that a stage keeps while no request comes, by number (not there: one)
+        self.idle_counts: Mapping[int, int] = {}
 
     def step(
         self,
@@ -84,6 +86,8 @@ class RateScaling:
     ) -> list[StageDecision]:
         """As `LineScaling.step`. `cores` are left alone."""
         needs = [self._need(now_ns, load) for load in loads]
+        idle = [self._replicas(self._planned_per_s, load) for load in loads]
+        self.idle_counts = dict(enumerate(even(idle, total) if self._policy.is_uniform else idle))
         pairs = zip(loads, needs, strict=True)
         counts = [self._held(now_ns, load, need.replicas) for load, need in pairs]
         if self._policy.is_uniform:
@@ -101,6 +105,11 @@ class RateScaling:
         """None: a rate says nothing of queues."""
         return {}
 
+    @property
+    def _planned_per_s(self) -> float:
+        """What stages are provided for whatever comes. A forecast knows no plan."""
+        return 0.0 if self._policy.ahead_ns is not None else self._policy.planned_per_1000_s / 1000
+
     def _need(self, now_ns: int, load: StageLoad) -> _Need:
         state = self._states.setdefault(load.stage, _StageState())
         state.rates.append((now_ns, load.arrivals_per_s))
@@ -112,9 +121,8 @@ class RateScaling:
         return self._of_forecast(state, load, self._policy.ahead_ns)
 
     def _of_envelope(self, now_ns: int, state: _StageState, load: StageLoad) -> _Need:
-        planned = self._policy.planned_per_1000_s / 1000
         envelope = max(_parts(now_ns, state.rates, self._policy.part_ns))
-        usual, now = max(planned, envelope), load.arrivals_per_s
+        usual, now = max(self._planned_per_s, envelope), load.arrivals_per_s
         values = {"envelope_per_1000_s": round(1000 * usual)}
         return _Need(
             self._replicas(max(usual, now), load),
