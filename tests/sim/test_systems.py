@@ -23,6 +23,14 @@ def test_every_system_serves_the_same_load(name: str) -> None:
     assert bool(played.grown) is not SYSTEMS[name].is_fixed
 
 
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_rests_soon_after_its_last_request(name: str) -> None:
+    """Copies without use are kept for five minutes at most. A pool that looked at its load
+    for ever would be played until it counts as stuck, a month later."""
+    run = play(name).run
+    assert run.result.end_ns - run.ended_ns <= 400 * S
+
+
 def test_an_ideal_system_loads_at_once_and_a_fixed_delay_takes_its_time() -> None:
     for system, delay_ns in (("ideal", 0), ("fixed-delay:2s", 2 * S), ("fixed-delay", S)):
         for line, load in play(system).loads:
