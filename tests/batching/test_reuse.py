@@ -63,6 +63,19 @@ def test_an_equal_prompt_is_not_computed_again_but_for_its_end() -> None:
     assert instance.batcher.pool.cached == 3
 
 
+def test_of_an_embedding_nothing_is_reused_or_looked_up() -> None:
+    instance = Instance()
+    for request in ("a", "b"):
+        spec = SequenceSpec(request, 1, range(12), SamplingParams(1, embeds=True))
+        instance.batcher.add(spec)
+        run = instance.batcher.next()
+        assert run is not None
+        assert run.segments[0].token_count == 12
+        instance.batcher.done(run, [(0,)])
+    assert instance.batcher.room.reused_tokens == 0
+    assert instance.batcher.room.prefix_lookup_tokens == 0
+
+
 def test_the_next_turn_of_a_chat_computes_only_what_is_new() -> None:
     instance = Instance()
     instance.add("turn 1", range(10), output=8)

@@ -431,3 +431,23 @@ def test_everything_honoured_goes_together(
 )
 def test_no_bytes_give_a_5xx(raw: bytes, http: httpx.Client) -> None:
     error_of(http.post("/v1/completions", content=raw), 400)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"1e400", b'{"maximum":[1e999]}', b'"\xff"', b'["\xed\xa0\x80"]', b"9" * 4300, b"[" * 2000],
+    ids=["huge", "huge within", "no text", "half a character", "long", "deep"],
+)
+@pytest.mark.parametrize("endpoint", ["completions", "chat/completions", "embeddings"])
+def test_what_is_no_value_gives_no_5xx(value: bytes, endpoint: str, http: httpx.Client) -> None:
+    """In whatever parameter: also in those that are passed over unread until they are refused."""
+    body = {"model": "tiny", "prompt": "x"} if endpoint == "completions" else CHAT
+    body = {"model": "tiny", "input": "x"} if endpoint == "embeddings" else body
+    begun = json.dumps(body).encode()[:-1]
+    if value.startswith(b"[["):
+        value += b"]" * len(value)
+    for name in sorted({*FIELDS, *HARMLESS} - body.keys()):
+        raw = b'%b,"%b":%b}' % (begun, name.encode(), value)
+        response = http.post(f"/v1/{endpoint}", content=raw)
+        assert response.status_code in (200, 400), (name, response.text)
+        assert len(response.text) < 9_000

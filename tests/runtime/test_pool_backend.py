@@ -41,7 +41,7 @@ from livescale.messages.attempts import (
     Disown,
 )
 from livescale.messages.commands import Dispatch
-from livescale.messages.epochs import FIRST_EPOCH, Acting
+from livescale.messages.epochs import FIRST_EPOCH, Acting, ControllerEpoch
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.runtime.gateway_process.pool_backend import PoolBackend
 from livescale.runtime.wire.boot import GatewayBoot
@@ -104,8 +104,15 @@ async def loop_turns() -> None:
 class Listener:
     """Accepts wires at a door. When it is closed no connection is left."""
 
-    def __init__(self, door: str, incoming: object, heed: Callable[[object], None]) -> None:
+    def __init__(
+        self,
+        door: str,
+        incoming: object,
+        heed: Callable[[object], None],
+        epoch: ControllerEpoch = FIRST_EPOCH,
+    ) -> None:
         self._door = Door("", door, self._serve)
+        self._epoch = epoch
         self._incoming = incoming
         self._heed = heed
         self._server: asyncio.Server | None = None
@@ -143,9 +150,24 @@ class Listener:
         wire: Wire[object] = Wire(reader, writer, self._incoming)
         self._wires.append(wire)
         if self._incoming is ToController:
-            wire.send(Acting(FIRST_EPOCH))
+            wire.send(Acting(self._epoch))
         async for message in wire:
             self._heed(message)
+
+
+class Standby(Listener):
+    """A controller that says which life it is when the test lets it act."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[object] = asyncio.Queue()
+        self.acts = asyncio.Event()
+        super().__init__(
+            CONTROLLER_DOOR, ToController, self.told.put_nowait, ControllerEpoch(number=1)
+        )
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.acts.wait()
+        await super()._serve(reader, writer)
 
 
 class SecondWorker:
@@ -256,10 +278,10 @@ class ScriptedPool:
 
 @asynccontextmanager
 async def pool_and_gateway(
-    queue_timeout_s: float | None = None,
+    queue_timeout_s: float | None = None, others: tuple[Address, ...] = ()
 ) -> AsyncIterator[tuple[ScriptedPool, PoolBackend]]:
     pool = ScriptedPool()
-    backend = PoolBackend(boot(await pool.start(), queue_timeout_s))
+    backend = PoolBackend(boot(await pool.start(), queue_timeout_s, others))
     running = asyncio.create_task(backend.run())
     await pool.heard(GatewayHello)
     try:
@@ -270,12 +292,15 @@ async def pool_and_gateway(
         await pool.close()
 
 
-def boot(controller: Address, queue_timeout_s: float | None = None) -> GatewayBoot:
+def boot(
+    controller: Address, queue_timeout_s: float | None = None, others: tuple[Address, ...] = ()
+) -> GatewayBoot:
     return GatewayBoot(
         secret="",
         gateway="g0",
         listen_fd=-1,
         controller=controller,
+        other_controllers=others,
         catalog=Catalog(tuple(published(name) for name in MODELS)),
         pool=PoolConfig(
             queue_requests_max=REQUESTS_MAX,
@@ -894,6 +919,26 @@ def test_a_lost_controller_answers_nothing_and_the_next_one_can_be_asked() -> No
             again = asyncio.create_task(backend.remove_model("a"))
             pool.say(ModelAnswer((await pool.heard(RemoveModel)).call, "a"))
             await again
+
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
+
+
+def test_a_controller_that_was_replaced_answers_nothing_though_its_connection_stood() -> None:
+    """A standby takes over from one that is stopped: no wire has to break for that."""
+
+    async def story() -> None:
+        standby = Standby()
+        async with pool_and_gateway(others=(await standby.start(),)) as (pool, backend):
+            removing = asyncio.create_task(backend.remove_model("a"))
+            await pool.heard(RemoveModel)
+            standby.acts.set()
+            with pytest.raises(Unavailable, match="restarted"):
+                await removing
+            assert isinstance(await standby.told.get(), GatewayHello)
+            again = asyncio.create_task(backend.remove_model("a"))
+            standby.send(ModelAnswer((await standby.told.get()).call, "a"))
+            await again
+        await standby.close()
 
     asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 

@@ -260,9 +260,10 @@ class EngineServing(Serving):
         index = len(spec.generated_ids) + here.emitted
         if not here.emitted:
             self._started.append(here.attempt)
-            cached_tokens = tokens.cached_tokens
             self._prefix_lookup_tokens += spec.known_tokens
-            self._reused_tokens += cached_tokens
+            self._reused_tokens += tokens.cached_tokens
+            if index == 0:  # a later attempt finds what an earlier one has written
+                cached_tokens = min(tokens.cached_tokens, len(spec.prompt_ids))
         here.emitted += len(tokens.token_ids)
         self._emitted_tokens += len(tokens.token_ids)
         if tokens.finish_reason is not None:

@@ -156,7 +156,8 @@ class KvRoom:
             sequence.block_table = (*found, *pool.take_table(blank))
             sequence.computed = len(found) * pool.block_tokens
             growing += self._growth(sequence)
-            self.prefix_lookup_tokens += sequence.known_tokens
+            if not sequence.spec.sampling.embeds:
+                self.prefix_lookup_tokens += sequence.known_tokens
             self.reused_tokens += sequence.computed
             if not sequence.is_admitted:  # later it finds what it has written itself
                 sequence.cached_tokens = sequence.computed

@@ -44,7 +44,7 @@ def _may_be_absent() -> Any:
     return msgspec.field(default_factory=lambda: ABSENT)
 
 
-PositiveInt = Annotated[int, Meta(ge=1)]
+PositiveInt = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 ReasoningEffort = Annotated[str, Meta(min_length=1, max_length=REASONING_EFFORT_CHARS_MAX)]
 StopString = Annotated[str, Meta(min_length=1, max_length=STOP_CHARS_MAX)]
 
@@ -350,7 +350,10 @@ def _is_harmless(
 ) -> bool:
     if len(raw) > LOOKED_AT_BYTES:
         return False
-    value: object = msgspec.json.decode(raw)
+    try:
+        value: object = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False  # what is passed over unread need not be a value: 1e400, bytes that are no text
     if value is None:
         return is_null_too
     return any(_is_same(value, allowed) for allowed in harmless)

@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from livescale.gateway.contract.backend import ModelCard
-from livescale.gateway.contract.errors import ApiError, context_length_exceeded, invalid, quoted
+from livescale.gateway.contract.errors import (
+    ApiError,
+    context_length_exceeded,
+    cut,
+    invalid,
+    quoted,
+)
 from livescale.gateway.contract.schema import ROLES, ChatBody, refuse_echoes
 from livescale.gateway.text.text import TextCodec
 
@@ -151,5 +157,5 @@ def check_ids(ids: list[int], vocabulary: int, param: str) -> None:
     if ids and not (min(ids) >= 0 and max(ids) < vocabulary):
         foreign = next(token_id for token_id in ids if not 0 <= token_id < vocabulary)
         raise invalid(
-            f"Token id {foreign} is not in the model's vocabulary (0 to {vocabulary - 1})", param
+            f"Token id {cut(str(foreign))} is not in the model's vocabulary (0 to {vocabulary - 1})", param
         )

@@ -5,12 +5,17 @@ that text is tokenized with are here (`text_files.py`).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from livescale.runtime.gateway_process.model_shelf import ModelShelf
 from livescale.runtime.models.text_files import TextFiles
 from livescale.runtime.wire.protocol import Catalog, CatalogEntry, ModelFilePart, ReadModelFile
+
+_RETRY_S = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 class CatalogIntake:
@@ -50,7 +55,13 @@ class CatalogIntake:
     async def _fetch(
         self, files: TextFiles, catalog: Catalog, send: Callable[[ReadModelFile], None]
     ) -> None:
-        await files.fetch(catalog, send)
+        while True:
+            try:
+                await files.fetch(catalog, send)
+                break
+            except OSError as error:  # a full disk, say; without its models a gateway is of no use
+                _log.error("Files of models cannot be kept (%s). The gateway tries again", error)
+                await asyncio.sleep(_RETRY_S)
         self._take(catalog)
 
     def _take(self, catalog: Catalog) -> None:

@@ -190,6 +190,8 @@ class PoolBackend:
             return
         wire.send(protocol.GatewayHello(self._boot.gateway))
         self._controllers_met += 1
+        # A wire that this one replaced was not lost: its controller is not listened to any more.
+        self._questions.leave_unanswered()
         self._carry_out(self._ledger.controller_joined(epoch))
         async for message in wire:
             if self._acting.wire is not wire:
