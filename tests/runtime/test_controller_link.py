@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 
@@ -115,6 +115,41 @@ def test_members_that_a_controller_lost_are_gone(data_plane: DataPlane) -> None:
         assert await gone.get() == one
         assert gone.empty()
         assert controllers.received.empty()
+        await end(running)
+        life.close()
+        server.close()
+
+    asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
+
+
+def test_a_head_that_begins_anew_may_give_numbers_again(data_plane: DataPlane) -> None:
+    """Its members remember who had the number before, and when they lived on, nobody told them that
+    it was lost: a rack without power. Whoever has the number now is reached, and reaches them."""
+    before, after = WorkerRef(1, 1_000_000), WorkerRef(1)
+    gone: asyncio.Queue[WorkerRef] = asyncio.Queue()
+
+    async def introduced(life: Wire[ToController], other: DataPlane) -> None:
+        holder = Holder(other.worker, Address(*other.address), "elsewhere")
+        life.send(Holders((Holder(OWN, Address(*data_plane.address), "here"), holder)))
+        while other.worker not in data_plane.connected():
+            await asyncio.sleep(0)
+
+    async def story() -> None:
+        controllers = Controllers()
+        server, address = await listening(controllers)
+        running = asyncio.create_task(link_to([address], data_plane, gone.put_nowait).run())
+        with closing(DataPlane(before, Arena(1 << 16))) as earlier:
+            life = await controllers.lives.get()
+            await introduced(life, earlier)
+        controllers.epoch = ControllerEpoch("anew")
+        life.close()
+        with closing(DataPlane(after, Arena(1 << 16))) as later:
+            life = await controllers.lives.get()
+            await introduced(life, later)
+            assert await asyncio.to_thread(data_plane.probe, after, 1 << 12) > 0
+            later.introduce(OWN, data_plane.address)
+            assert await asyncio.to_thread(later.probe, OWN, 1 << 12) > 0
+        assert await gone.get() == before
         await end(running)
         life.close()
         server.close()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -246,10 +247,16 @@ def test_instances_of_unlike_hosts_go_only_where_they_fit(tiny_model: Path, tmp_
     assert placed == {"waits", "computes"}
 
 
-def test_hosts_come_back_to_a_head_that_starts_anew(tiny_model: Path, tmp_path: Path) -> None:
-    """With the token of before they serve on, and say what they hold."""
+@pytest.mark.parametrize("listen", mostly_long(["127.0.0.1:0", "[::1]:0"], short=["[::1]:0"]))
+def test_hosts_come_back_to_a_head_that_starts_anew(
+    listen: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    """With the token of before they serve on, and say what they hold. Over IPv6, too: whatever a
+    pool binds or tells has such an address then."""
+    if "[" in listen and not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
     token = tmp_path / "pool.token"
-    first = head_of(tiny_model, tmp_path / "first", token, "127.0.0.1:0")
+    first = head_of(tiny_model, tmp_path / "first", token, listen)
     with first:
         joiner = Joiner(first, "alice", tmp_path)
         first.wait_ready()

@@ -26,6 +26,10 @@ from livescale.transfer.carriers.tcp import TcpCarrier
 from livescale.transfer.carriers.token_bucket import TokenBucket
 from livescale.transfer.formats.carrier import Channel, WritePermit
 from livescale.transfer.formats.sealing import Protection
+from livescale.transfer.memory.arena import Arena
+from livescale.transfer.plane.data_plane import DataPlane
+from livescale.transfer.plane.options import PlaneOptions
+from livescale.values.types import WorkerRef
 
 MEMORY_BYTES = 4 << 20
 HEADER_BYTES = 64
@@ -178,3 +182,20 @@ def test_ranges_come_byte_for_byte_and_nothing_waits_for_what_does_not_come(
     sending.join()
     assert landed == [size if is_wanted else 0 for size, is_wanted in ranges]
     assert not ends.way.failure
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.usefixtures("machine")
+def test_members_reach_each_other_over_either_family(host: str) -> None:
+    if host == "::1" and not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    here, there = WorkerRef(0), WorkerRef(1)
+    with ExitStack() as stack:
+        planes = [
+            stack.enter_context(closing(DataPlane(ref, Arena(1 << 16), PlaneOptions(host=host))))
+            for ref in (here, there)
+        ]
+        assert {plane.address[0] for plane in planes} == {host}
+        planes[0].introduce(there, planes[1].address)
+        planes[1].introduce(here, planes[0].address)
+        assert planes[0].probe(there, 1 << 12) > 0

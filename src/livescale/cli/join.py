@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from livescale.cli.serve_display import ServeDisplay
-from livescale.common.addresses import parse_address
+from livescale.common.addresses import family_of, parse_address
 from livescale.common.errors import UserError
 from livescale.common.help_format import add_setting
 from livescale.common.settings import read_values
@@ -183,8 +183,7 @@ def _own_address(arguments: argparse.Namespace, head: tuple[str, int]) -> str:
         return way_to(head)
     try:
         parse_address(f"{address}:0", "--address")
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family) as probe:
+        with socket.socket(family_of(address)) as probe:
             probe.bind((address, 0))
     except OSError as error:
         raise JoinError(

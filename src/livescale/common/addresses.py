@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 
 from livescale.common.settings import ConfigError
 
@@ -45,3 +46,8 @@ def _check_own(host: str, text: str, where: str) -> None:
         raise ConfigError(
             f"{where} is '{text}'. Give one address of this machine that other nodes can reach"
         )
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """Of sockets that are bound to the address."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

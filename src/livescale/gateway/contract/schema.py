@@ -353,7 +353,9 @@ def _is_harmless(
     try:
         value: object = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False  # what is passed over unread need not be a value: 1e400, bytes that are no text
+        return (
+            False  # what is passed over unread need not be a value: 1e400, bytes that are no text
+        )
     if value is None:
         return is_null_too
     return any(_is_same(value, allowed) for allowed in harmless)

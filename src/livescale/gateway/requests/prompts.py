@@ -157,5 +157,6 @@ def check_ids(ids: list[int], vocabulary: int, param: str) -> None:
     if ids and not (min(ids) >= 0 and max(ids) < vocabulary):
         foreign = next(token_id for token_id in ids if not 0 <= token_id < vocabulary)
         raise invalid(
-            f"Token id {cut(str(foreign))} is not in the model's vocabulary (0 to {vocabulary - 1})", param
+            f"Token id {cut(str(foreign))} is not in the model's vocabulary (0 to {vocabulary - 1})",
+            param,
         )

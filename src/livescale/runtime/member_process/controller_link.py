@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -93,7 +93,7 @@ class ControllerLink:
                 break
             if isinstance(message, protocol.Holders):
                 refs = {holder.ref for holder in message.holders}
-                for member in sorted(living - refs):
+                for member in sorted(living - refs | self.acquaintances.displaced(refs)):
                     self.acquaintances.lose(member)
                     self.gone(member)
                 living = refs
@@ -144,6 +144,13 @@ class Acquaintances:
             except OSError as error:
                 # It may have died meanwhile; if not, a feed from it fails and says so.
                 _log.warning("%s cannot reach %s: %s", self._own, holder.ref, error)
+
+    def displaced(self, living: Collection[WorkerRef]) -> set[WorkerRef]:
+        """Members whose number one of `living` has from an earlier incarnation on: a head that
+        began anew gave it to another host, before theirs had come back."""
+        latest = {ref.worker: ref for ref in sorted(living)}
+        known = [self._known[worker].ref for worker in latest if worker in self._known]
+        return {ref for ref in known if ref > latest[ref.worker]}
 
     def lose(self, member: WorkerRef) -> None:
         """The controller gave the member up. It may live on and not know it: nothing more comes

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 
+from livescale.common.addresses import family_of
 from livescale.common.interpreter import module_words
 from livescale.common.settings import ConfigError
 
@@ -41,8 +42,7 @@ def listen_together(host: str, port: int, count: int) -> list[socket.socket]:
 
 
 def _listen(host: str, port: int, is_shared: bool) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family_of(host), socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if is_shared:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
+from livescale.common.addresses import family_of
 from livescale.transfer.carriers.token_bucket import TokenBucket
 from livescale.transfer.formats.carrier import Address, ChannelClosedError, Landed, WritePermit
 from livescale.transfer.formats.frames import HEADER_BYTES
@@ -186,7 +187,7 @@ class TcpCarrier:
         self._memory = memory
         self._uplink = uplink
         self._downlink = downlink
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        sock = socket.socket(family_of(host), socket.SOCK_STREAM)
         # Set before listen(): the window scale of accepted connections follows from the buffer.
         try:
             _tune(sock)

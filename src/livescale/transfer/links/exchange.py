@@ -293,7 +293,8 @@ class Exchange:
 
     def _refuse_outdated(self, peer: WorkerRef) -> None:
         """Raises TransferError if a later incarnation of the peer is known."""
-        known = [c.peer for (worker, _), c in self._connections.items() if worker == peer.worker]
+        open_ones = [c for c in self._connections.values() if c.is_alive]
+        known = [c.peer for c in open_ones if c.peer.worker == peer.worker]
         if peer.worker in self._introduced:
             known.append(self._introduced[peer.worker].peer)
         if known and max(known) > peer:
