@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("machine")
 def test_files_that_cannot_be_kept_are_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A full disk, say: without its models a gateway is of no use, and no other catalog may come."""
+    """A full disk, say: no other catalog may come, and the gateway is of no use without."""
     place = tmp_path / "files"
 
     async def story() -> None:

@@ -353,9 +353,7 @@ def _is_harmless(
     try:
         value: object = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return (
-            False  # what is passed over unread need not be a value: 1e400, bytes that are no text
-        )
+        return False  # what was passed over unread need not be a value: 1e400, half a character
     if value is None:
         return is_null_too
     return any(_is_same(value, allowed) for allowed in harmless)

@@ -156,7 +156,5 @@ def check_ids(ids: list[int], vocabulary: int, param: str) -> None:
     """All of them are the model's. Raises ApiError (400)."""
     if ids and not (min(ids) >= 0 and max(ids) < vocabulary):
         foreign = next(token_id for token_id in ids if not 0 <= token_id < vocabulary)
-        raise invalid(
-            f"Token id {cut(str(foreign))} is not in the model's vocabulary (0 to {vocabulary - 1})",
-            param,
-        )
+        shown, last = cut(str(foreign)), vocabulary - 1
+        raise invalid(f"Token id {shown} is not in the model's vocabulary (0 to {last})", param)
