@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from livescale.common.settings import ConfigError
 from livescale.control.cluster.lease import LeaseClaim, LeaseRecord, LeaseTerms
 from livescale.runtime.lease.lease_keeper import LeaseKeeper
 from livescale.runtime.lease.lease_stores import FileLease, KubernetesLease, LeaseStore, lease_store
-from slowness import patient_ms
+from slowness import patient, patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -112,6 +113,22 @@ def test_a_file_is_replaced_only_by_who_saw_its_last_version(tmp_path: Path) -> 
     assert other.write(LeaseRecord("other", 2), version) is not None
     assert one.write(LeaseRecord("one", 1), version) is None
     assert (tmp_path / "lease").stat().st_mode & 0o077 == 0
+
+
+def test_of_two_threads_one_replaces_a_version(tmp_path: Path) -> None:
+    """A renewal may still be written when the lease is given back."""
+    store, version = FileLease(tmp_path / "lease"), ""
+    with ThreadPoolExecutor(2) as threads:
+        for number in range(50):
+            both = threading.Barrier(2)
+
+            def write(holder: str, seen: str, epoch: int, both: threading.Barrier) -> str | None:
+                both.wait()
+                return store.write(LeaseRecord(holder, epoch), seen)
+
+            asked = [threads.submit(write, name, version, number, both) for name in ("a", "")]
+            [version] = [v for v in (one.result(patient(20)) for one in asked) if v is not None]
+    assert store.read()[1] == version
 
 
 @pytest.mark.parametrize(

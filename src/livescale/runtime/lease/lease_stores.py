@@ -9,6 +9,7 @@ import datetime
 import fcntl
 import os
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -67,6 +68,9 @@ class FileLease:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError for a path where no lease can lie."""
         self._path = path
+        # Locks of files keep other processes away, and no thread of this one: a renewal may still
+        # be written when the lease is given back.
+        self._using = threading.Lock()
         try:
             with self._locked():
                 self._load()
@@ -92,12 +96,13 @@ class FileLease:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(f"{self._path}.lock", flags, 0o600)
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+        with self._using:
+            descriptor = os.open(f"{self._path}.lock", flags, 0o600)
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(descriptor)
 
     def _load(self) -> _Document | None:
         """To be called under the lock. Raises OSError, also for a file of another kind."""
