@@ -132,12 +132,19 @@ class ModelState:
     def limits(self, wall_ns: int) -> tuple[int, int]:
         """Instances at least and at most now, of all parts together."""
         least, most = self.policy.limits_at(wall_ns)
-        if not self.is_leaving:
-            return least, most
-        if self.idle_since_ns is not None:
+        if self.is_leaving and self.idle_since_ns is not None:
             return 0, 0
-        # Requests of a model with stages need an instance of each.
-        return (0 if self.spec.stage is None else 1), most
+        if self.is_leaving:
+            least = 0
+        if self._needs_every_stage():
+            least = max(least, min(most, 1))
+        return least, most
+
+    def _needs_every_stage(self) -> bool:
+        """Requests wait at the first stage, so the loads of later ones do not ask for an instance.
+        A line asks for all of its stages itself, as long as it is not withdrawn."""
+        is_alone = self.line_policy is None or self.is_leaving
+        return self.spec.stage is not None and is_alone and self.idle_since_ns is None
 
     def __repr__(self) -> str:
         return f"<ModelState {self.spec.name}{', leaving' if self.is_leaving else ''}>"
