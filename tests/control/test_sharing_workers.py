@@ -8,6 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from stories import (
+    DEVICE,
     MS,
     SPEC,
     W,
@@ -15,6 +16,7 @@ from stories import (
     drop,
     instances_of,
     joined,
+    load_order,
     loaded,
     loads_of,
     make_controller,
@@ -34,10 +36,10 @@ from livescale.messages.commands import (
     ScaleDecided,
     WakeAt,
 )
-from livescale.messages.events import HoldingDropped, Tick
+from livescale.messages.events import HoldingDropped, HoldingReport, Tick, WorkerJoined
 from livescale.values.copy_strategies import NoCopies
 from livescale.values.scaling_policies import DAY_NS, ModelPolicy, Period, TargetOngoing
-from livescale.values.types import HoldingId, InstanceState
+from livescale.values.types import HoldingId, InstanceState, LayerSpan
 
 HOUR_NS = DAY_NS // 24
 
@@ -183,6 +185,46 @@ def test_a_target_of_ongoing_requests_counts_instances_that_load() -> None:
     commands = step(controller, 1, *requests)
     assert decisions(commands) == [("m", 1, 3, "ongoing_requests")]
     assert decisions(step(controller, 2, Tick())) == [], "what loads is counted"
+
+
+def beside_spares(spares: Sequence[str]) -> list[int]:
+    """Worker n has an instance of b and, behind it, a spare of the n-th model ("": none). Returns
+    the workers whose instances drain when a is asked for, of which one needs all the memory."""
+    specs = [
+        msgspec.structs.replace(SPEC, name=name, layer_bytes=(size_bytes,))
+        for name, size_bytes in (("a", 100), ("b", 50), ("c", 40))
+    ]
+    models = tuple(make_policy(least=0, spec=spec) for spec in specs)
+    controller = make_controller(len(spares), models=models, warm_spares="recent")
+    for number, spare in enumerate(spares):
+        held = [load_order(101 + number, W[number], 101 + number, None, "b")]
+        if spare:
+            behind = load_order(201 + number, W[number], 201 + number, None, spare)
+            held.append(msgspec.structs.replace(behind, offset_bytes=60))
+        reports = [
+            HoldingReport(
+                msgspec.structs.replace(order, span=LayerSpan(0, 1), feeds=()),
+                1,
+                is_whole=True,
+                is_spare=order.model != "b",
+            )
+            for order in held
+        ]
+        step(controller, number, WorkerJoined(W[number], DEVICE, tuple(reports)))
+        step(controller, number, reported(101 + number))
+    commands = step(controller, 9, arrived("r", 10, "a"))
+    return [command.instance - 101 for command in commands if isinstance(command, Drain)]
+
+
+def test_nobody_is_drained_beside_a_last_copy_that_takes_the_room() -> None:
+    """Such an instance would be drained and resumed for as long as the other model is asked for."""
+    assert beside_spares(["", ""]) == [1]
+    assert beside_spares(["", "c"]) == [0], "there is no other copy of c"
+    assert beside_spares(["", "c", "c"]) == [1], "the newer one of the two is enough"
+
+
+def test_an_instance_gives_way_to_a_spare_that_will_wake_beside_it() -> None:
+    assert beside_spares(["c", "a"]) == [1]
 
 
 @given(

@@ -273,12 +273,8 @@ class Scaling(OfPool):
         return max(min(self._drainable(other.state), fitting, capacity - least), 0)
 
     def _fitting(self, part: Part, wish: Wish) -> list[Instance]:
-        """Instances that could be drained, and on whose devices the model fits."""
-        return [i for i in self._pairings.unpaired(part) if self._fits(i, wish)]
-
-    def _fits(self, instance: Instance, wish: Wish) -> bool:
-        devices = [self._fleet.workers[w.worker].device for w in instance.workers]
-        return all(device.arena_bytes >= wish.state.spec.size_bytes for device in devices)
+        """Instances that could be drained, and on whose workers the model has a place then."""
+        return self._spares.fitting(self._pairings.unpaired(part), wish.state.model)
 
     @staticmethod
     def _outranks(wish: Wish, other: Wish) -> bool:
@@ -306,9 +302,8 @@ class Scaling(OfPool):
         """Workers that it can have, and those that come free without anything else."""
         model = wish.state.model
         spare = self._spares.workers_for(model) + self._spares.workers_later(model)
-        instances = self._fleet.instances.values()
-        leaving = sum(len(i.workers) for i in instances if self._leaves(i) and self._fits(i, wish))
-        return spare + leaving + self._pool.remainders()
+        leaving = self._spares.fitting(filter(self._leaves, self._fleet.draining.values()), model)
+        return spare + sum(len(i.workers) for i in leaving) + self._pool.remainders()
 
     # -- helpers ------------------------------------------------------------------------------
 
