@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stories import (
@@ -22,6 +23,8 @@ from stories import (
     make_controller,
     make_policy,
     plans_of,
+    rejoined,
+    report,
     reported,
     serves,
     step,
@@ -36,7 +39,13 @@ from livescale.messages.commands import (
     ScaleDecided,
     WakeAt,
 )
-from livescale.messages.events import HoldingDropped, HoldingReport, Tick, WorkerJoined
+from livescale.messages.events import (
+    AnyEvent,
+    HoldingDropped,
+    HoldingReport,
+    Tick,
+    WorkerJoined,
+)
 from livescale.values.copy_strategies import NoCopies
 from livescale.values.scaling_policies import DAY_NS, ModelPolicy, Period, TargetOngoing
 from livescale.values.types import HoldingId, InstanceState, LayerSpan
@@ -225,6 +234,36 @@ def test_nobody_is_drained_beside_a_last_copy_that_takes_the_room() -> None:
 
 def test_an_instance_gives_way_to_a_spare_that_will_wake_beside_it() -> None:
     assert beside_spares(["c", "a"]) == [1]
+
+
+WITHOUT_FILES = msgspec.structs.replace(DEVICE, reads_files=False)
+
+
+def serves_b(number: int, *, reads_files: bool) -> list[AnyEvent]:
+    """The worker joins with an instance of b."""
+    held = report(load_order(101 + number, W[number], 101 + number, None, "b"))
+    device = DEVICE if reads_files else WITHOUT_FILES
+    return [rejoined(held, device), reported(101 + number)]
+
+
+@pytest.mark.parametrize("readers", [(), (0,), (1,), (0, 1)])
+def test_who_has_the_files_gives_way_to_what_only_files_can_bring(readers: tuple[int, ...]) -> None:
+    """Though a worker is idle that has none of them."""
+    controller = make_controller(3, models=(make_policy("a", 0), make_policy("b", 1)))
+    there = [e for n in range(2) for e in serves_b(n, reads_files=n in readers)]
+    step(controller, 0, *there, WorkerJoined(W[2], WITHOUT_FILES))
+    commands = step(controller, 1, arrived("r", 10, "a"))
+    drained = [command.instance - 101 for command in commands if isinstance(command, Drain)]
+    assert drained == list(readers[-1:])
+    assert controller.lacking_workers() == (0 if readers else 1)
+
+
+def test_workers_without_the_files_are_not_kept_for_what_only_files_can_bring() -> None:
+    models = (make_policy("a", 1, priority=1), make_policy("b", 1))
+    controller = make_controller(2, models=models)
+    step(controller, 0, *serves_b(0, reads_files=False), WorkerJoined(W[1], WITHOUT_FILES))
+    commands = step(controller, 1, arrived("r", 1500, "b"))
+    assert [(order.model, order.holding.member) for order in loads_of(commands)] == [("b", W[1])]
 
 
 @given(

@@ -92,6 +92,8 @@ class Spares(OfPool):
             for instance in instances
             if not (state.is_divided and any(map(self._fleet.is_engine, instance.workers)))
         ]
+        can_load = self._planning.can_load(state)
+        found = [instance for instance in found if all(map(can_load, instance.workers))]
         members = [worker for instance in found for worker in instance.workers]
         # There may be many instances and many spares: mostly there is nothing beside an instance.
         is_alone = all(len(self._pool.on(worker)) == 1 for worker in members)
@@ -102,28 +104,19 @@ class Spares(OfPool):
         """Where ranks of new instances may go: to workers that hold nothing, and where these are
         too few, to those whose spares, driven out or locked up, are least worth keeping. So many
         workers, if there are, on the hosts whose memory has the model, too: loads that leave such a
-        host share its NIC. As many that read the model's files, should there be no copy. Of all
-        others half, so that the planner has a choice."""
+        host share its NIC. Of all others half, so that the planner has a choice."""
         found = sorted(self._rooms(state, self._giving_way()), key=self._loss)
         empty = sum(not (room.going or room.kept) for room in found)
         count = empty if empty >= workers else max(workers, len(found) // 2)
         hosts = self._planning.hosts_with_copy(state.spec.name)
         near = [room for room in found if self._planning.topology.host_of(room.worker) in hosts]
-        first: list[_Room] = []
-        if not self._planning.sources(state):
-            reads_files = self._planning.topology.reads_files
-            first = [room for room in found if reads_files(room.worker)]
-        chosen = (*found[:count], *near[:workers], *first[:workers])
+        chosen = (*found[:count], *near[:workers])
         return sorted({room.worker for room in chosen})
 
     def rooms_for(self, state: ModelState) -> list[WorkerRef]:
-        """All workers that ranks of new instances may go to, as `targets_for` ranks them; should
-        there be no copy, those that read the model's files."""
+        """All workers that ranks of new instances may go to, as `targets_for` ranks them."""
         found = sorted(self._rooms(state, self._giving_way()), key=self._loss)
-        workers = [room.worker for room in found]
-        if self._planning.sources(state):
-            return workers
-        return [worker for worker in workers if self._planning.topology.reads_files(worker)]
+        return [room.worker for room in found]
 
     def worth_of_rooms(self, state: ModelState) -> list[tuple[WorkerRef, int]]:
         """All workers that ranks of new instances may go to, and what is lost there at most (as
@@ -178,7 +171,8 @@ class Spares(OfPool):
     def _rooms(self, state: ModelState, giving_way: Mapping[Copy, None]) -> list[_Room]:
         """Workers that can have a rank of a new instance if these spares go, in id order."""
         idle = self._fleet.idle(state.spec.size_bytes, engines=not state.is_divided)
-        rooms = [self._room(record.ref, state, giving_way) for record in idle]
+        able = filter(self._planning.can_load(state), (record.ref for record in idle))
+        rooms = [self._room(worker, state, giving_way) for worker in able]
         return [room for room in rooms if room is not None]
 
     def _room(
