@@ -218,3 +218,13 @@ def test_whatever_befalls_guests_each_that_stays_is_asked_to_load_once_at_a_time
             open_orders[agent] = order
         controller.validate()
         assert not any(isinstance(command, DropHolding) for command in commands)
+
+
+def test_a_guest_is_none_of_the_agents_that_a_new_controller_waits_for() -> None:
+    """Before, copies were ordered anew that a host still had."""
+    policies = (make_policy("m", least=0), make_policy("n", least=0))
+    controller = make_controller(1, agents_expected=2, models=policies)
+    commands = step(controller, 0, *joined(W[0]), guest(2, wants="x"), host_joined(0))
+    there = [report(copy_order(H[1], 50 + number, None, m)) for number, m in enumerate("mn")]
+    commands += step(controller, 1, host_joined(1, *there))
+    assert copies_of(commands) == []

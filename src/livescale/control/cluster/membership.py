@@ -38,7 +38,9 @@ class Membership(OfPool):
             self.settled_at_ns = now_ns + self._config.settle_ns
         self._fleet.give_up_hopeless(now_ns)
         are_workers_there = len(self._fleet.workers) >= self._config.workers_expected
-        if are_workers_there and len(self._fleet.agents) >= self._config.agents_expected:
+        # Guests are expected by nobody.
+        agents = len(self._fleet.agents) - len(self._pool.guests)
+        if are_workers_there and agents >= self._config.agents_expected:
             self.settled_at_ns = min(self.settled_at_ns, now_ns)
         is_settled = now_ns >= self.settled_at_ns
         if is_settled and self._has_adopted:
