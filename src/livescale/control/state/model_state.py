@@ -104,6 +104,7 @@ class ModelState:
         for part in self.parts:
             part.autoscaler.scale_down_timeout_ns = _timeout_ns(policy, scaling)
             part.autoscaler.idle_ns = _idle_ns(policy, config)
+            part.window.window_ns = _window_ns(scaling)
 
     @property
     def instance_bytes(self) -> int:
@@ -160,11 +161,7 @@ class PartState:
         policy = model.policy
         #: what its instances serve
         self.part = Part(policy.spec.name, LayerSpan(0, policy.spec.layers), role)
-        self.window = TokenWindow(
-            _WINDOW_NS
-            if isinstance(scaling, TargetOngoing | LinePolicy)
-            else scaling.load_window_ns
-        )
+        self.window = TokenWindow(_window_ns(scaling))
         self.autoscaler = Autoscaler(_timeout_ns(policy, scaling), _idle_ns(policy, config))
         #: requests that an instance computes at once
         self.places = config.sequences_max
@@ -237,6 +234,11 @@ def _line_policy(policy: ModelPolicy, scaling: ScalingPolicy) -> LinePolicy | No
 def _timeout_ns(policy: ModelPolicy, scaling: ScalingPolicy) -> int:
     """How long a low load is waited for; a line has waited before it suggests fewer."""
     return 0 if _line_policy(policy, scaling) is not None else scaling.scale_down_timeout_ns
+
+
+def _window_ns(scaling: ScalingPolicy) -> int:
+    looks_at_rates = not isinstance(scaling, TargetOngoing | LinePolicy)
+    return scaling.load_window_ns if looks_at_rates else _WINDOW_NS
 
 
 def _idle_ns(policy: ModelPolicy, config: ControllerConfig) -> int:
