@@ -62,8 +62,9 @@ class Scaling(OfPool):
         self._stage_hosts = StageHosts(known, planning, self._spares)
         self._mutations = Mutations(known, roles, pairings, self._spares)
         self._team_plans = TeamPlans(known, planning, pairings)
-        #: of fleet and pool, and how many workers there were, when nothing was to be loaded ahead
-        self._nothing_ahead = (-1, -1, -1)
+        #: of fleet, pool and limits, and how many workers there were, when nothing was to be loaded
+        #: ahead
+        self._nothing_ahead = (-1, -1, -1, -1)
         #: workers that growing models would take and that no model gives up, by the last decision
         self.lacking_workers = 0
 
@@ -173,7 +174,8 @@ class Scaling(OfPool):
         self, now_ns: int, wall_ns: int, states: Mapping[str, ModelState]
     ) -> list[AnyCommand]:
         """Parameters come to workers before they are needed there."""
-        stand = self._fleet.version, self._pool.version, len(self._fleet.workers)
+        versions = self._fleet.version, self._pool.version, self._wishes.limits_version
+        stand = (*versions, len(self._fleet.workers))
         if not self._config.spares_ahead or self._loads.open or stand == self._nothing_ahead:
             return []
         # Stages that scale with others have a total, and take what they need of all workers.
