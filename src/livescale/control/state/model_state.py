@@ -237,8 +237,9 @@ def _timeout_ns(policy: ModelPolicy, scaling: ScalingPolicy) -> int:
 
 
 def _window_ns(scaling: ScalingPolicy) -> int:
-    looks_at_rates = not isinstance(scaling, TargetOngoing | LinePolicy)
-    return scaling.load_window_ns if looks_at_rates else _WINDOW_NS
+    if isinstance(scaling, TargetOngoing | LinePolicy):
+        return _WINDOW_NS
+    return scaling.load_window_ns
 
 
 def _idle_ns(policy: ModelPolicy, config: ControllerConfig) -> int:
