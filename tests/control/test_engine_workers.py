@@ -23,6 +23,8 @@ from stories import (
     loads_of,
     make_controller,
     make_policy,
+    rejoined,
+    report,
     reported,
     step,
 )
@@ -30,17 +32,27 @@ from stories import (
 from livescale.control.multicast.planner import make_plan
 from livescale.control.state.config import PairRule
 from livescale.control.together.pairing import choose_pairings
-from livescale.messages.commands import AnyCommand, ChangeDuty, Paired
+from livescale.messages.commands import AnyCommand, ChangeDuty, Drain, Paired
 from livescale.messages.events import AnyEvent, HoldingReport, LayerArrived, WorkerJoined
 from livescale.values.routes import Partner
-from livescale.values.scaling_policies import RoleLimits
-from livescale.values.types import HoldingId, Role, WorkerRef
+from livescale.values.scaling_policies import ModelPolicy, RoleLimits
+from livescale.values.stages import stage_specs
+from livescale.values.types import HoldingId, LayerSpan, Role, WorkerRef
 
 LIVE: dict[str, Any] = {
     "live_order": "zigzag",
     "live_over_ns": 0,
     "pairs": PairRule(block_tokens=None),
 }
+
+WIDE = msgspec.structs.replace(SPEC, layer_bytes=(10, 5, 5, 5, 10), kv_bytes_per_token=3)
+IN_STAGES = tuple(
+    make_policy(spec=spec, least=0)
+    for spec in stage_specs(WIDE, [LayerSpan(0, 2), LayerSpan(2, 5)])
+)
+WITH_ROLES = make_policy(
+    least=0, roles=tuple(RoleLimits(role, 0, 2) for role in (Role.PREFILL, Role.DECODE))
+)
 
 
 def engines(*workers: WorkerRef) -> list[AnyEvent]:
@@ -121,3 +133,20 @@ def test_a_model_without_roles_comes_to_an_engine_as_to_any_worker() -> None:
     (order,) = loads_of(commands)
     assert order.holding == HoldingId(1, W[0])
     assert step(controller, 1, *loaded(order.holding)) == []
+
+
+@pytest.mark.parametrize(
+    ("asking", "give_way"),
+    [((make_policy(least=0),), 1), ((WITH_ROLES,), 0), (IN_STAGES, 0)],
+    ids=["whole", "roles", "stages"],
+)
+def test_engines_give_way_only_to_models_that_can_run_there(
+    asking: tuple[ModelPolicy, ...], give_way: int
+) -> None:
+    controller = make_controller(3, models=(*asking, make_policy("other", 1)))
+    for number in range(3):
+        held = report(load_order(101 + number, W[number], 101 + number, None, "other"))
+        there = msgspec.structs.replace(rejoined(held), is_engine=True)
+        step(controller, number, there, reported(101 + number))
+    commands = step(controller, 3, arrived("r", model=asking[0].spec.name))
+    assert sum(isinstance(command, Drain) for command in commands) == give_way

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stories import (
@@ -43,6 +44,7 @@ from livescale.messages.events import (
     HoldingFailed,
     HoldingReport,
     LayerArrived,
+    MembersLeave,
     ModelRemoved,
     Tick,
     WorkerLost,
@@ -218,3 +220,25 @@ def test_whatever_befalls_guests_each_that_stays_is_asked_to_load_once_at_a_time
             open_orders[agent] = order
         controller.validate()
         assert not any(isinstance(command, DropHolding) for command in commands)
+
+
+def test_a_guest_is_none_of_the_agents_that_a_new_controller_waits_for() -> None:
+    """Before, copies were ordered anew that a host still had."""
+    policies = (make_policy("m", least=0), make_policy("n", least=0))
+    controller = make_controller(1, agents_expected=2, models=policies)
+    commands = step(controller, 0, *joined(W[0]), guest(2, wants="x"), host_joined(0))
+    there = [report(copy_order(H[1], 50 + number, None, m)) for number, m in enumerate("mn")]
+    commands += step(controller, 1, host_joined(1, *there))
+    assert copies_of(commands) == []
+
+
+@pytest.mark.parametrize("reads_files", [False, True])
+def test_the_last_host_with_a_model_does_not_go_because_a_guest_has_it(reads_files: bool) -> None:
+    """Nor because the guest has the files."""
+    controller = make_controller(0, agents_expected=1, models=(make_policy(least=0),))
+    (copy,) = copies_of(step(controller, 0, host_joined(0)))
+    step(controller, 1, *loaded(copy.holding))
+    (of_guest,) = copies_of(step(controller, 2, guest(2, reads_files=reads_files)))
+    step(controller, 3, *loaded(of_guest.holding))
+    step(controller, 4, MembersLeave((H[0],)))
+    assert controller.status().free == ()

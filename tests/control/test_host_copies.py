@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stories import (
@@ -33,10 +34,12 @@ from stories import (
     whole,
 )
 
+from livescale.clusters.topology import Host
 from livescale.control.controller import Controller
 from livescale.control.policy.placement import Discard, HostRoom, Keep, ModelCopies, suggest
 from livescale.messages.commands import AnyCommand, DropHolding, ModelGone
 from livescale.messages.events import (
+    AgentJoined,
     AnyEvent,
     HoldingDropped,
     HoldingFailed,
@@ -242,6 +245,27 @@ def test_a_cache_keeps_what_its_host_loaded_for_its_time() -> None:
     assert [d.reason for d in drops_of(step(controller, due_ns, Tick()))] == [
         "not used for its time to live"
     ]
+
+
+@pytest.mark.parametrize("cached", [None, 0, 1])
+def test_a_cache_serves_workers_of_its_host_and_others_read_the_files(cached: int | None) -> None:
+    """Worker and agent 0 are on a host without the files."""
+    controller = make_controller(
+        2, placement=CacheCopies(), multicast="host", agents_expected=2, models=(make_policy(),)
+    )
+    held = [report(copy_order(H[cached], 50, None))] if cached is not None else []
+    for number in range(2):
+        host = Host(f"h{number}", "leaf", 1000, reads_files=bool(number))
+        kept = tuple(held) if number == cached else ()
+        step(controller, number, AgentJoined(H[number], host, kept))
+    devices = [
+        msgspec.structs.replace(DEVICE, host=f"h{number}", reads_files=bool(number))
+        for number in range(2)
+    ]
+    joins = [WorkerJoined(W[number], device) for number, device in enumerate(devices)]
+    (order,) = loads_of(step(controller, 2, *joins))
+    assert order.holding.member == W[1 if cached is None else cached]
+    assert order.feeds == whole(None if cached is None else H[cached])
 
 
 def test_everywhere_is_every_host_with_room_and_none_is_none() -> None:

@@ -1,10 +1,12 @@
-"""Limits of a model hold by themselves: a pool without requests gets to them, and then rests."""
+"""Limits of a model hold by themselves: a pool without requests gets to them, and then rests. What
+replaces a model's policy holds as if it had been there from the beginning."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stories import (
@@ -12,6 +14,8 @@ from stories import (
     MS,
     W,
     adopted,
+    arrived,
+    finished,
     loaded,
     make_controller,
     make_policy,
@@ -27,7 +31,7 @@ from livescale.messages.events import (
     Tick,
     WorkerJoined,
 )
-from livescale.values.scaling_policies import Bounds, ModelPolicy, Period
+from livescale.values.scaling_policies import Bounds, ModelPolicy, Period, SloAim, TargetOngoing
 
 SECOND_NS = 1_000 * MS
 
@@ -135,3 +139,32 @@ def test_what_cannot_be_wakes_nobody_again_and_again(workers: int, more: int) ->
     before = alone.wakes
     alone.wait(3_600 * SECOND_NS)
     assert alone.wakes - before <= 2
+
+
+SCALINGS = {
+    "ongoing": TargetOngoing(),
+    "rates": Bounds(load_window_ns=10 * SECOND_NS),
+    "slo": SloAim(load_window_ns=5 * SECOND_NS),
+}
+
+
+@pytest.mark.parametrize("before", SCALINGS)
+@pytest.mark.parametrize("after", SCALINGS)
+def test_a_changed_policy_decides_as_one_that_was_there_from_the_beginning(
+    before: str, after: str
+) -> None:
+    def play(first: str) -> list[int]:
+        policy = make_policy(least=1, most=6, scaling=SCALINGS[after])
+        published = msgspec.structs.replace(policy, scaling=SCALINGS[first])
+        alone, counts = begin(6, 1, published), []
+        alone.step(ModelChanged(policy))
+        for number in range(40):
+            if number < 20:
+                alone.step(arrived(str(number), prompt_tokens=900))
+            if 5 <= number < 25:
+                alone.step(finished(str(number - 5)))
+            counts.append(alone.instances)
+            alone.wait(SECOND_NS)
+        return counts
+
+    assert play(before) == play(after)

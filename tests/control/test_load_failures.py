@@ -39,6 +39,7 @@ from livescale.messages.events import (
     FirstByteArrived,
     HoldingCompleted,
     HoldingFailed,
+    MembersLeave,
     Tick,
     WorkerJoined,
     WorkerLost,
@@ -382,3 +383,18 @@ def test_requests_wait_for_an_instance_of_an_earlier_life_that_is_coming_togethe
     else:
         commands = step(controller, 3 * MS, *joined(W[1 - there]))
         assert failed(commands) == ["r"]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_workers_whose_hosts_leave_are_no_deaths_by_the_model(leaves: bool) -> None:
+    controller = at_zero(3, agents_expected=1)
+    (copy,) = copies_of(step(controller, 0, host_joined(0), *joined(*W[:3])))
+    step(controller, 1, *loaded(copy.holding))
+    commands = step(controller, 2, arrived("r"))
+    for now_ns in (3, 5):
+        (order,) = loads_of(commands)
+        if leaves:
+            step(controller, now_ns, MembersLeave((order.holding.member,)))
+        commands = step(controller, now_ns + 1, WorkerLost(order.holding.member, "it is gone"))
+    failed = [command for command in commands if isinstance(command, FailRequest)]
+    assert (len(failed), len(loads_of(commands))) == ((0, 1) if leaves else (1, 0))

@@ -187,6 +187,31 @@ def test_copies_that_send_themselves_share_the_targets() -> None:
     assert {str(load.feeds[0].upstream) for load in together.loads} == {"w4.0"}
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("is_cache_local", [False, True])
+def test_storage_is_read_by_those_alone_that_have_the_files(
+    strategy: str, is_cache_local: bool
+) -> None:
+    known = rails(2, 2)
+    targets = W[1:4]
+    for holder, *reads in itertools.product((None, H[0], W[0]), *[(False, True)] * len(targets)):
+        readers = [worker for worker, is_reader in zip(targets, reads, strict=True) if is_reader]
+        devices = {
+            worker: msgspec.structs.replace(device, reads_files=worker in readers)
+            for worker, device in known.devices.items()
+        }
+        topology = Topology(devices, known.agents, known.leaves)
+        asked = request(copies(holder) if holder else [], targets, layers=(2000,), chunk_bytes=1000)
+        asked = msgspec.structs.replace(asked, is_cache_local=is_cache_local)
+        try:
+            plan = make_plan(asked, topology, strategy)
+        except PlanError:
+            assert readers != targets
+            continue
+        fed = [p.receiver for p in plan.loads for f in p.feeds if f.upstream == FromStorage()]
+        assert set(fed) <= set(readers)
+
+
 def test_host_memory_feeds_its_own_devices_first() -> None:
     topology = rails(2, 2)
     asked = request(copies(H[0]), [W[0], W[2]])

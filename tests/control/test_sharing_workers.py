@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stories import (
+    DEVICE,
     MS,
     SPEC,
     W,
@@ -15,11 +17,14 @@ from stories import (
     drop,
     instances_of,
     joined,
+    load_order,
     loaded,
     loads_of,
     make_controller,
     make_policy,
     plans_of,
+    rejoined,
+    report,
     reported,
     serves,
     step,
@@ -34,10 +39,16 @@ from livescale.messages.commands import (
     ScaleDecided,
     WakeAt,
 )
-from livescale.messages.events import HoldingDropped, Tick
+from livescale.messages.events import (
+    AnyEvent,
+    HoldingDropped,
+    HoldingReport,
+    Tick,
+    WorkerJoined,
+)
 from livescale.values.copy_strategies import NoCopies
 from livescale.values.scaling_policies import DAY_NS, ModelPolicy, Period, TargetOngoing
-from livescale.values.types import HoldingId, InstanceState
+from livescale.values.types import HoldingId, InstanceState, LayerSpan
 
 HOUR_NS = DAY_NS // 24
 
@@ -183,6 +194,76 @@ def test_a_target_of_ongoing_requests_counts_instances_that_load() -> None:
     commands = step(controller, 1, *requests)
     assert decisions(commands) == [("m", 1, 3, "ongoing_requests")]
     assert decisions(step(controller, 2, Tick())) == [], "what loads is counted"
+
+
+def beside_spares(spares: Sequence[str]) -> list[int]:
+    """Worker n has an instance of b and, behind it, a spare of the n-th model ("": none). Returns
+    the workers whose instances drain when a is asked for, of which one needs all the memory."""
+    specs = [
+        msgspec.structs.replace(SPEC, name=name, layer_bytes=(size_bytes,))
+        for name, size_bytes in (("a", 100), ("b", 50), ("c", 40))
+    ]
+    models = tuple(make_policy(least=0, spec=spec) for spec in specs)
+    controller = make_controller(len(spares), models=models, warm_spares="recent")
+    for number, spare in enumerate(spares):
+        held = [load_order(101 + number, W[number], 101 + number, None, "b")]
+        if spare:
+            behind = load_order(201 + number, W[number], 201 + number, None, spare)
+            held.append(msgspec.structs.replace(behind, offset_bytes=60))
+        reports = [
+            HoldingReport(
+                msgspec.structs.replace(order, span=LayerSpan(0, 1), feeds=()),
+                1,
+                is_whole=True,
+                is_spare=order.model != "b",
+            )
+            for order in held
+        ]
+        step(controller, number, WorkerJoined(W[number], DEVICE, tuple(reports)))
+        step(controller, number, reported(101 + number))
+    commands = step(controller, 9, arrived("r", 10, "a"))
+    return [command.instance - 101 for command in commands if isinstance(command, Drain)]
+
+
+def test_nobody_is_drained_beside_a_last_copy_that_takes_the_room() -> None:
+    """Such an instance would be drained and resumed for as long as the other model is asked for."""
+    assert beside_spares(["", ""]) == [1]
+    assert beside_spares(["", "c"]) == [0], "there is no other copy of c"
+    assert beside_spares(["", "c", "c"]) == [1], "the newer one of the two is enough"
+
+
+def test_an_instance_gives_way_to_a_spare_that_will_wake_beside_it() -> None:
+    assert beside_spares(["c", "a"]) == [1]
+
+
+WITHOUT_FILES = msgspec.structs.replace(DEVICE, reads_files=False)
+
+
+def serves_b(number: int, *, reads_files: bool) -> list[AnyEvent]:
+    """The worker joins with an instance of b."""
+    held = report(load_order(101 + number, W[number], 101 + number, None, "b"))
+    device = DEVICE if reads_files else WITHOUT_FILES
+    return [rejoined(held, device), reported(101 + number)]
+
+
+@pytest.mark.parametrize("readers", [(), (0,), (1,), (0, 1)])
+def test_who_has_the_files_gives_way_to_what_only_files_can_bring(readers: tuple[int, ...]) -> None:
+    """Though a worker is idle that has none of them."""
+    controller = make_controller(3, models=(make_policy("a", 0), make_policy("b", 1)))
+    there = [e for n in range(2) for e in serves_b(n, reads_files=n in readers)]
+    step(controller, 0, *there, WorkerJoined(W[2], WITHOUT_FILES))
+    commands = step(controller, 1, arrived("r", 10, "a"))
+    drained = [command.instance - 101 for command in commands if isinstance(command, Drain)]
+    assert drained == list(readers[-1:])
+    assert controller.lacking_workers() == (0 if readers else 1)
+
+
+def test_workers_without_the_files_are_not_kept_for_what_only_files_can_bring() -> None:
+    models = (make_policy("a", 1, priority=1), make_policy("b", 1))
+    controller = make_controller(2, models=models)
+    step(controller, 0, *serves_b(0, reads_files=False), WorkerJoined(W[1], WITHOUT_FILES))
+    commands = step(controller, 1, arrived("r", 1500, "b"))
+    assert [(order.model, order.holding.member) for order in loads_of(commands)] == [("b", W[1])]
 
 
 @given(

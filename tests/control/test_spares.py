@@ -27,13 +27,14 @@ from livescale.messages.events import (
     HoldingCompleted,
     HoldingFailed,
     HoldingReport,
+    ModelChanged,
     ModelRemoved,
     Tick,
     WorkerJoined,
     WorkerLost,
 )
 from livescale.values.routes import Duty
-from livescale.values.scaling_policies import ModelPolicy
+from livescale.values.scaling_policies import ModelPolicy, Period
 from livescale.values.types import HoldingId, InstanceState, LayerSpan, WorkerRef
 
 WIDE = msgspec.structs.replace(DEVICE, arena_bytes=ALIGNMENT_BYTES + SPEC.size_bytes)
@@ -191,6 +192,21 @@ def test_workers_that_hold_nothing_get_parameters_before_they_are_needed() -> No
     woken = loads_of(step(controller, now_ns + 1, *burst))
     assert sorted(order.holding.member for order in woken) == sorted(spares)
     assert all(order.spare is not None and not order.feeds for order in woken)
+
+
+def test_more_is_loaded_ahead_as_soon_as_a_model_may_have_more() -> None:
+    """By a change of the model, or by its schedule."""
+    night = Period(0, 1_000_000_000, 1, 1, every_ns=2_000_000_000)
+    for policy in (make_policy("a", 1, 1), make_policy("a", 1, 3, schedule=(night,))):
+        controller = ahead(3, policy)
+        step(controller, 0, *serves(W[0], 101, "a"), *joined(W[1], W[2]))
+        assert loads_of(step(controller, 1, Tick())) == []
+        if policy.schedule:
+            commands = step(controller, 1_000_000_000, Tick())
+        else:
+            changed = msgspec.structs.replace(policy, instances_max=3)
+            commands = step(controller, 2, ModelChanged(changed))
+        assert [order.holding.member for order in loads_of(commands)] == [W[1], W[2]]
 
 
 def test_of_several_models_the_one_with_few_copies_for_its_instances_comes_first() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stories import W, arrived, finished, reported, serving, step
 
 from livescale.messages.commands import AnyCommand, Dispatch, FailRequest
-from livescale.messages.events import AnyEvent, RequestEnded, Tick, WorkerLost
+from livescale.messages.events import AnyEvent, MembersLeave, RequestEnded, Tick, WorkerLost
 from livescale.values.types import Outcome, RequestId, WorkerRef
 
 WORKERS = 6
@@ -47,6 +47,10 @@ class Pool:
         report = reported(101 + worker.worker, running=1)
         started = ((request, self.attempt_of[request]),)
         self.step(msgspec.structs.replace(report, started=started))
+
+    def leaves(self, worker: WorkerRef) -> None:
+        """Its host wants to go; the worker has time for what it has."""
+        self.step(MembersLeave((worker,)))
 
     def dies(self, worker: WorkerRef, told_first: Sequence[RequestId] = ()) -> None:
         """The worker is lost; gateways told so of these requests before."""
@@ -178,3 +182,21 @@ def test_a_worker_is_a_suspects_while_its_end_may_be_seen(is_soon: bool) -> None
     pool.dies(worker)
     records = pool.controller.router.requests
     assert [records[request].failures for request in later] == [0 if is_soon else 1] * len(later)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize("is_told_first", [False, True])
+def test_hosts_that_leave_before_an_answer_ends_take_no_attempt(
+    is_told_first: bool, leaves: bool
+) -> None:
+    pool = Pool(request_attempts_max=3)
+    pool.step(arrived("long"))
+    for _ in range(3):
+        worker = pool.worker_of["long"]
+        pool.starts("long")
+        if leaves:
+            pool.leaves(worker)
+        pool.dies(worker, ["long"] if is_told_first else [])
+        pool.step(Tick())
+    assert pool.failed == ([] if leaves else ["long"])
+    assert ("long" in pool.worker_of) == leaves

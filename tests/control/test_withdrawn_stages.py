@@ -21,7 +21,14 @@ from stories import (
 
 from livescale.control.controller import Controller
 from livescale.messages.commands import AnyCommand, DropHolding, ModelGone
-from livescale.messages.events import HoldingDropped, HoldingReport, ModelRemoved, WorkerJoined
+from livescale.messages.events import (
+    HoldingDropped,
+    HoldingReport,
+    ModelRemoved,
+    Tick,
+    WorkerJoined,
+)
+from livescale.values.scaling_policies import Period
 from livescale.values.stages import stage_specs
 from livescale.values.types import LayerSpan, ModelSpec
 
@@ -65,3 +72,17 @@ def test_a_request_that_an_earlier_life_accepted_finds_all_stages(there: ModelSp
     assert not gone(commands), "one stage is there"
     loads = loads_of(step(controller, MS, arrived("r", model=STAGES[0].name)))
     assert [load.model for load in loads] == [s.name for s in STAGES if s is not there]
+
+
+def test_requests_wait_for_all_stages_until_the_schedule_allows_an_instance() -> None:
+    """Before, the model wanted one instance of each stage and none, in turn."""
+    closed = Period(0, 1000 * MS, 0, 0, every_ns=2000 * MS)
+    policies = tuple(make_policy(spec=spec, schedule=(closed,)) for spec in STAGES)
+    controller = make_controller(2, models=policies)
+    news = [ModelRemoved(spec.name) for spec in STAGES]
+    commands = step(controller, 0, *joined(W[0], W[1]), arrived("r", model=STAGES[0].name), *news)
+    for tenth in range(1, 10):
+        commands += step(controller, tenth * 100 * MS, Tick())
+    assert not commands
+    loads = loads_of(step(controller, 1000 * MS, Tick()))
+    assert [load.model for load in loads] == [spec.name for spec in STAGES]

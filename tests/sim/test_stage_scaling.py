@@ -14,7 +14,15 @@ from livescale.sim.base.config import FaultConfig, ModelChange
 from livescale.sim.checkers.invariants import InvariantBroken
 from livescale.sim.world.simulate import simulate
 from livescale.values.bindings import LateBinding
-from livescale.values.scaling_policies import StagesByQueue
+from livescale.values.scaling_policies import (
+    DAY_NS,
+    Bounds,
+    Period,
+    ScalingPolicy,
+    SloAim,
+    StagesByQueue,
+    TargetOngoing,
+)
 
 SLO_NS = 4 * 17 * SERVICE_NS // 2
 """Four times what a request takes that never waits: seven even stages, and one of 1.5."""
@@ -104,6 +112,27 @@ def test_a_line_without_requests_comes_to_rest_and_goes_with_its_last_one() -> N
     ups = [one.model for _, one in run.scaled if one.to_instances == 1 and not one.from_instances]
     downs = [one.model for _, one in run.scaled if not one.to_instances]
     assert sorted(ups) == sorted(downs) == sorted(2 * [model.spec.name for model in models])
+
+
+@pytest.mark.parametrize(
+    "policy", [QUEUE, Bounds(), SloAim(), TargetOngoing()], ids=lambda policy: type(policy).__name__
+)
+def test_a_schedule_that_lets_all_instances_go_brings_all_stages_back(
+    policy: ScalingPolicy,
+) -> None:
+    """Later stages have no load of their own while the requests wait at the first one."""
+    config = stage_world(QUEUE, workers=6, stages=3, slow="m/1")
+    nightly = (Period(0, DAY_NS, 0, 4),)
+    models = tuple(
+        replace(model, scaling=policy, schedule=nightly, idle_ns=1_000 * MS)
+        for model in config.controller.models
+    )
+    config = replace(config, controller=replace(config.controller, models=models))
+    rows = [Row(at_s * 1000 * MS, TOKENS, 1) for at_s in (5, 30)]
+    run = play(config, rows, 60_000 * MS)
+    assert run.good == run.requests == len(rows)
+    gone = [one.model for _, one in run.scaled if not one.to_instances]
+    assert sorted(gone) == sorted(2 * [model.spec.name for model in models])
 
 
 def test_a_model_that_is_withdrawn_in_a_burst_ends_what_it_has_and_may_come_again() -> None:

@@ -53,7 +53,7 @@ class Controller:
         self.router = known.router
         self.loads = known.loads
         self._models_added = len(self.models)
-        self.attempts = Attempts(config, self.router, self.models)
+        self.attempts = Attempts(config, self.router, self.models, self.fleet)
         self.planning = Planning(known)
         self.host_copies = HostCopies(known, self.planning)
         self.guests = Guests(known, self.planning, self.host_copies)

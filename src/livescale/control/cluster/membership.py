@@ -38,7 +38,9 @@ class Membership(OfPool):
             self.settled_at_ns = now_ns + self._config.settle_ns
         self._fleet.give_up_hopeless(now_ns)
         are_workers_there = len(self._fleet.workers) >= self._config.workers_expected
-        if are_workers_there and len(self._fleet.agents) >= self._config.agents_expected:
+        # Guests are expected by nobody.
+        agents = len(self._fleet.agents) - len(self._pool.guests)
+        if are_workers_there and agents >= self._config.agents_expected:
             self.settled_at_ns = min(self.settled_at_ns, now_ns)
         is_settled = now_ns >= self.settled_at_ns
         if is_settled and self._has_adopted:
@@ -129,11 +131,11 @@ class Membership(OfPool):
 
     def _instance_lost(self, event: WorkerLost, now_ns: int) -> None:
         """One lost rank loses the instance, and with it what its rank 0 was asked. One that was
-        loading may be the model's fault."""
-        reason = _lost(event)
+        loading may be the model's fault; a worker whose host leaves goes for that reason."""
+        reason, leaves = _lost(event), self._fleet.is_leaving((event.worker,))
         instance = self._fleet.instance_on(event.worker)
         if instance is not None:
-            if instance.is_loading:
+            if instance.is_loading and not leaves:
                 plans = [rank.order.holding.plan for rank in instance.copy.ranks.values()]
                 failures = self._states[instance.model].load_failures
                 failures.died(now_ns, max(plans), self._planning.last_id, reason)
@@ -141,10 +143,10 @@ class Membership(OfPool):
             is_asked = self._fleet.instance_on(instance.worker) is instance
             self._fleet.move(instance, WorkerLost)
             if is_asked:
-                self._attempts.worker_lost(instance.worker, now_ns, reason)
-            for leader in filter(self._fleet.is_alive, instance.leaders):
+                self._attempts.worker_lost(instance.worker, now_ns, reason, is_spared=leaves)
+            for leader in filter(self._fleet.is_alive, () if leaves else instance.leaders):
                 self._attempts.partner_lost(leader, now_ns, reason)
-        self._attempts.worker_lost(event.worker, now_ns, reason)
+        self._attempts.worker_lost(event.worker, now_ns, reason, is_spared=leaves)
 
 
 def _role_of(copy: Copy) -> Role:

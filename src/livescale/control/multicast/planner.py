@@ -17,6 +17,7 @@ from livescale.control.multicast.bound import Bound, lower_bound
 from livescale.control.multicast.chain import FeedsOf, chain_feeds, sharded_feeds
 from livescale.control.multicast.cost import CostModel, Prediction
 from livescale.control.multicast.direct import (
+    STORAGE,
     direct_feeds,
     host_feeds,
     k_way_host_feeds,
@@ -221,6 +222,8 @@ class Drafting:
         grid, copies = self._grid, self._host_copies()
         if name in HOST_ONLY and copies:
             feeds = host_feeds(self._layout(), copies, targets)
+            if not self._are_readable(feeds):
+                return
             if name == "host-k-way":
                 feeds = k_way_host_feeds(feeds, grid)
             yield self._draft(name, targets, feeds)
@@ -236,6 +239,11 @@ class Drafting:
                 yield self._draft(name, targets, unicast_feeds(grid, sources[0], targets))
             else:
                 yield from self._binomial(sources, targets)
+
+    def _are_readable(self, feeds: FeedsOf) -> bool:
+        """Those that are sent to storage can read it."""
+        fed = [who for (who, _), its in feeds.items() if any(f.upstream == STORAGE for f in its)]
+        return all(map(self._topology.reads_files, fed))
 
     def _host_copies(self) -> list[Element]:
         """All that are complete, also those that no other host should read."""

@@ -6,7 +6,7 @@ knows only values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -219,6 +219,20 @@ class Planning(OfPool):
     def has_copy(self, state: ModelState) -> bool:
         """There is a complete copy that instances can be loaded from."""
         return any(copy.is_complete for copy in self._readable(state))
+
+    def can_load(self, state: ModelState) -> Callable[[WorkerRef], bool]:
+        """Tells of a worker whether a plan can bring the model there now: from a copy, or else from
+        the files, which not all workers read. Copies in host memory are read when they are whole,
+        and caches by their own host's devices."""
+        topology, is_host_only = self.topology, self._config.multicast in HOST_ONLY
+        is_there = self.has_copy(state) if is_host_only else bool(self._readable(state))
+        if not is_there:
+            return topology.reads_files
+        if not (is_host_only and self._is_cache_local()):
+            return lambda worker: True
+        complete = (copy.holder for copy in self._readable(state) if copy.is_complete)
+        hosts = dict.fromkeys(map(topology.host_of, complete))
+        return lambda worker: topology.host_of(worker) in hosts or topology.reads_files(worker)
 
     def _source(self, copy: Copy) -> Source:
         readers = max(self._pool.reads.count(member) for member in copy.members)

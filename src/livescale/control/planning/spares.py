@@ -8,7 +8,7 @@ for another one, the spares that are least worth keeping go.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from livescale.control.planning.copy_worth import CopyWorth
@@ -80,40 +80,43 @@ class Spares(OfPool):
 
     def workers_later(self, state: ModelState) -> int:
         """How many workers more the model can have when members that read spares have done so."""
-        now = self._giving_way()
-        read = [c for c in self._pool.spares() if self._pool.reads.are_of(c) and c not in now]
-        going = [copy for copy in read if not self._pool.is_last(copy)]
-        if not going:
+        now, later = self._giving_way(), self._giving_way_later()
+        if len(later) == len(now):
             return 0
-        later = self._workers(state, {**now, **dict.fromkeys(going)})
-        return len(later) - len(self._workers(state, now))
+        return len(self._workers(state, later)) - len(self._workers(state, now))
+
+    def fitting(self, instances: Iterable[Instance], state: ModelState) -> list[Instance]:
+        """Those of the instances on whose workers the model has a place when they are gone."""
+        found = [
+            instance
+            for instance in instances
+            if not (state.is_divided and any(map(self._fleet.is_engine, instance.workers)))
+        ]
+        can_load = self._planning.can_load(state)
+        found = [instance for instance in found if all(map(can_load, instance.workers))]
+        members = [worker for instance in found for worker in instance.workers]
+        # There may be many instances and many spares: mostly there is nothing beside an instance.
+        is_alone = all(len(self._pool.on(worker)) == 1 for worker in members)
+        going = {} if is_alone else self._giving_way_later()
+        return [i for i in found if all(self._fits_beside(w, i, state, going) for w in i.workers)]
 
     def targets_for(self, state: ModelState, workers: int) -> list[WorkerRef]:
         """Where ranks of new instances may go: to workers that hold nothing, and where these are
         too few, to those whose spares, driven out or locked up, are least worth keeping. So many
         workers, if there are, on the hosts whose memory has the model, too: loads that leave such a
-        host share its NIC. As many that read the model's files, should there be no copy. Of all
-        others half, so that the planner has a choice."""
+        host share its NIC. Of all others half, so that the planner has a choice."""
         found = sorted(self._rooms(state, self._giving_way()), key=self._loss)
         empty = sum(not (room.going or room.kept) for room in found)
         count = empty if empty >= workers else max(workers, len(found) // 2)
         hosts = self._planning.hosts_with_copy(state.spec.name)
         near = [room for room in found if self._planning.topology.host_of(room.worker) in hosts]
-        first: list[_Room] = []
-        if not self._planning.sources(state):
-            reads_files = self._planning.topology.reads_files
-            first = [room for room in found if reads_files(room.worker)]
-        chosen = (*found[:count], *near[:workers], *first[:workers])
+        chosen = (*found[:count], *near[:workers])
         return sorted({room.worker for room in chosen})
 
     def rooms_for(self, state: ModelState) -> list[WorkerRef]:
-        """All workers that ranks of new instances may go to, as `targets_for` ranks them; should
-        there be no copy, those that read the model's files."""
+        """All workers that ranks of new instances may go to, as `targets_for` ranks them."""
         found = sorted(self._rooms(state, self._giving_way()), key=self._loss)
-        workers = [room.worker for room in found]
-        if self._planning.sources(state):
-            return workers
-        return [worker for worker in workers if self._planning.topology.reads_files(worker)]
+        return [room.worker for room in found]
 
     def worth_of_rooms(self, state: ModelState) -> list[tuple[WorkerRef, int]]:
         """All workers that ranks of new instances may go to, and what is lost there at most (as
@@ -168,7 +171,8 @@ class Spares(OfPool):
     def _rooms(self, state: ModelState, giving_way: Mapping[Copy, None]) -> list[_Room]:
         """Workers that can have a rank of a new instance if these spares go, in id order."""
         idle = self._fleet.idle(state.spec.size_bytes, engines=not state.is_divided)
-        rooms = [self._room(record.ref, state, giving_way) for record in idle]
+        able = filter(self._planning.can_load(state), (record.ref for record in idle))
+        rooms = [self._room(worker, state, giving_way) for worker in able]
         return [room for room in rooms if room is not None]
 
     def _room(
@@ -203,9 +207,32 @@ class Spares(OfPool):
         kept = [copy for copy in here if copy not in going]
         return _Room(worker, offset_bytes, tuple(going), tuple(kept))
 
+    def _fits_beside(
+        self, worker: WorkerRef, instance: Instance, state: ModelState, going: Mapping[Copy, None]
+    ) -> bool:
+        """The worker has room for the model beside what stays there when the instance is gone, or
+        a spare of the model, which will be used again."""
+        pool = self._pool
+        copies = [pool.copy_of(holding) for holding in pool.on(worker)]
+        staying = [c for c in copies if not (c in going or c is instance.copy or c.is_given_up)]
+        if any(copy.model == state.spec.name for copy in staying):
+            return True
+        # As `_room`: these would be of no use.
+        if any(len(copy.members) > 1 for copy in staying):
+            return False
+        gone = [copy for copy in copies if copy not in staying]
+        memory_bytes = self._fleet.workers[worker.worker].device.arena_bytes
+        return pool.gap(worker, state.spec.size_bytes, memory_bytes, gone) is not None
+
     def _giving_way(self) -> dict[Copy, None]:
         """Spares that may go together."""
         return dict.fromkeys(self._pool.spares_to_drop())
+
+    def _giving_way_later(self) -> dict[Copy, None]:
+        """These, and those that members read now and that no model needs as its last copy."""
+        now = self._giving_way()
+        read = [c for c in self._pool.spares() if self._pool.reads.are_of(c) and c not in now]
+        return now | dict.fromkeys(copy for copy in read if not self._pool.is_last(copy))
 
     def _loss(self, room: _Room) -> tuple[tuple[int, ...], ...]:
         """How bad it is to take this room: the best of its spares counts, whether it goes or cannot

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from livescale.control.requests.router import ClientShare, Router
 from livescale.control.requests.router_rows import RequestRecord
 from livescale.control.state.config import ControllerConfig
+from livescale.control.state.fleet import Fleet
 from livescale.control.state.model_state import ModelState
 from livescale.messages.commands import FailRequest
 from livescale.messages.events import (
@@ -39,10 +40,15 @@ class Attempts:
     """Keeps the router true. Methods that take news return False when it is late."""
 
     def __init__(
-        self, config: ControllerConfig, router: Router, states: Mapping[str, ModelState]
+        self,
+        config: ControllerConfig,
+        router: Router,
+        states: Mapping[str, ModelState],
+        fleet: Fleet,
     ) -> None:
         self._config = config
         self._router = router
+        self._fleet = fleet
         self._states = states
         self._failed: list[FailRequest] = []
         #: requests whose attempts have failed too often, unless one is under way after all
@@ -154,6 +160,7 @@ class Attempts:
             worker = record.worker
             self._avoid_worker(record, now_ns)
             is_spared = self._had_suspect(worker, now_ns) and not record.failures
+            is_spared = is_spared or self._fleet.is_leaving((worker,))
             self._attempt_failed(record, f"worker {worker} was lost", is_spared=is_spared)
         elif event.worker not in (None, record.worker):
             # Another worker has taken the attempt over, or that one had, and has ended it.
@@ -175,13 +182,16 @@ class Attempts:
             self._router.end(record)
         return True
 
-    def worker_lost(self, worker: WorkerRef, now_ns: int, reason: str) -> bool:
-        """The attempts under way there have failed. False if there were none."""
+    def worker_lost(
+        self, worker: WorkerRef, now_ns: int, reason: str, *, is_spared: bool = False
+    ) -> bool:
+        """The attempts under way there have failed, and all of them are spared if that was no
+        request's fault. False if there were none."""
         records = self._router.on_worker(worker)
         had_suspect = self._had_suspect(worker, now_ns)
         for record in records:
-            is_spared = had_suspect and not record.failures
-            self._attempt_failed(record, reason, is_spared=is_spared)
+            is_innocent = is_spared or (had_suspect and not record.failures)
+            self._attempt_failed(record, reason, is_spared=is_innocent)
         self._suspected.pop(worker, None)
         self._partners_lost.pop(worker, None)
         return bool(records)
@@ -278,8 +288,8 @@ class Attempts:
 
     def _attempt_failed(self, record: RequestRecord, reason: str, *, is_spared: bool) -> None:
         """The attempt ended with its worker, by which the request loses one unless it `is_spared`:
-        that was another request's fault. The last attempt of one that lost others is without
-        company."""
+        that was another request's fault, or no request's. The last attempt of one that lost others
+        is without company."""
         if record.is_cancelled:
             self._router.end(record)
             return

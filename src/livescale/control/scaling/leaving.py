@@ -49,7 +49,7 @@ class Leaving(OfPool):
 
     def free(self) -> tuple[WorkerRef, ...]:
         """Those that may go: no instance is on them, nothing is read from them, and of what they
-        hold there is a whole copy, or a way to one, elsewhere."""
+        hold there is a whole copy, or a way to one, elsewhere. Guests are no such place."""
         return tuple(ref for ref in sorted(self._fleet.leaving) if self._may_go(ref))
 
     # -- helpers --------------------------------------------------------------------------------
@@ -73,12 +73,17 @@ class Leaving(OfPool):
             c
             for c in self._pool.copies(copy.model)
             if c.is_complete and not c.is_waking and c is not copy
+            if c.holder not in self._pool.guests
         ]
         if any(not self._fleet.is_leaving(other.members) for other in others):
             return True
         topology = self._planning.topology
-        members = (*topology.devices, *topology.agents)
-        return any(topology.reads_files(m) for m in members if m not in self._fleet.leaving)
+        staying = [
+            member
+            for member in (*topology.devices, *topology.agents)
+            if member not in self._fleet.leaving and member not in self._pool.guests
+        ]
+        return any(map(topology.reads_files, staying))
 
     def __repr__(self) -> str:
         return f"<Leaving {', '.join(map(str, self._fleet.leaving)) or 'none'}>"

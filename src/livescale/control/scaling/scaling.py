@@ -62,8 +62,9 @@ class Scaling(OfPool):
         self._stage_hosts = StageHosts(known, planning, self._spares)
         self._mutations = Mutations(known, roles, pairings, self._spares)
         self._team_plans = TeamPlans(known, planning, pairings)
-        #: of fleet and pool, and how many workers there were, when nothing was to be loaded ahead
-        self._nothing_ahead = (-1, -1, -1)
+        #: of fleet, pool and limits, and how many workers there were, when nothing was to be loaded
+        #: ahead
+        self._nothing_ahead = (-1, -1, -1, -1)
         #: workers that growing models would take and that no model gives up, by the last decision
         self.lacking_workers = 0
 
@@ -173,7 +174,8 @@ class Scaling(OfPool):
         self, now_ns: int, wall_ns: int, states: Mapping[str, ModelState]
     ) -> list[AnyCommand]:
         """Parameters come to workers before they are needed there."""
-        stand = self._fleet.version, self._pool.version, len(self._fleet.workers)
+        versions = self._fleet.version, self._pool.version, self._wishes.limits_version
+        stand = (*versions, len(self._fleet.workers))
         if not self._config.spares_ahead or self._loads.open or stand == self._nothing_ahead:
             return []
         # Stages that scale with others have a total, and take what they need of all workers.
@@ -273,12 +275,8 @@ class Scaling(OfPool):
         return max(min(self._drainable(other.state), fitting, capacity - least), 0)
 
     def _fitting(self, part: Part, wish: Wish) -> list[Instance]:
-        """Instances that could be drained, and on whose devices the model fits."""
-        return [i for i in self._pairings.unpaired(part) if self._fits(i, wish)]
-
-    def _fits(self, instance: Instance, wish: Wish) -> bool:
-        devices = [self._fleet.workers[w.worker].device for w in instance.workers]
-        return all(device.arena_bytes >= wish.state.spec.size_bytes for device in devices)
+        """Instances that could be drained, and on whose workers the model has a place then."""
+        return self._spares.fitting(self._pairings.unpaired(part), wish.state.model)
 
     @staticmethod
     def _outranks(wish: Wish, other: Wish) -> bool:
@@ -306,9 +304,8 @@ class Scaling(OfPool):
         """Workers that it can have, and those that come free without anything else."""
         model = wish.state.model
         spare = self._spares.workers_for(model) + self._spares.workers_later(model)
-        instances = self._fleet.instances.values()
-        leaving = sum(len(i.workers) for i in instances if self._leaves(i) and self._fits(i, wish))
-        return spare + leaving + self._pool.remainders()
+        leaving = self._spares.fitting(filter(self._leaves, self._fleet.draining.values()), model)
+        return spare + sum(len(i.workers) for i in leaving) + self._pool.remainders()
 
     # -- helpers ------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ class Wish:
     reason: str
     suggestion: Suggestion
     least: int
+    most: int
 
     @property
     def part(self) -> Part:
@@ -89,6 +90,8 @@ class Wishes(OfPool):
         super().__init__(known)
         self._planning = planning
         self.lines = StageLines(known.fleet, known.router, known.pool.schedule)
+        #: grows when the limits of a part are others than before
+        self.limits_version = 0
         #: as of the last look at each part
         self.by_part: dict[Part, Wish] = {}
         #: models that were looked at
@@ -169,6 +172,9 @@ class Wishes(OfPool):
     def _keep(self, now_ns: int, wall_zero_ns: int, wish: Wish) -> None:
         """Also sets when the part must be looked at again."""
         state, part = wish.state, wish.part
+        before = self.by_part.get(part)
+        if before is None or (before.least, before.most) != (wish.least, wish.most):
+            self.limits_version += 1
         self.by_part[part] = wish
         if wish.wanted != wish.capacity or state.changes_by_itself():
             self._restless[part] = None
@@ -203,7 +209,7 @@ class Wishes(OfPool):
         wanted, reason = state.autoscaler.wanted(
             now_ns, capacity, suggestion, limits, state.model.idle_since_ns
         )
-        return Wish(state, capacity, wanted, reason, suggestion, limits[0])
+        return Wish(state, capacity, wanted, reason, suggestion, *limits)
 
     def _kv_tokens_per_s(self, model: ModelState) -> int | None:
         """What the link between a prefill and a decode instance carries (None: not known)."""

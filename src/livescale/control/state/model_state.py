@@ -104,6 +104,7 @@ class ModelState:
         for part in self.parts:
             part.autoscaler.scale_down_timeout_ns = _timeout_ns(policy, scaling)
             part.autoscaler.idle_ns = _idle_ns(policy, config)
+            part.window.window_ns = _window_ns(scaling)
 
     @property
     def instance_bytes(self) -> int:
@@ -132,12 +133,19 @@ class ModelState:
     def limits(self, wall_ns: int) -> tuple[int, int]:
         """Instances at least and at most now, of all parts together."""
         least, most = self.policy.limits_at(wall_ns)
-        if not self.is_leaving:
-            return least, most
-        if self.idle_since_ns is not None:
+        if self.is_leaving and self.idle_since_ns is not None:
             return 0, 0
-        # Requests of a model with stages need an instance of each.
-        return (0 if self.spec.stage is None else 1), most
+        if self.is_leaving:
+            least = 0
+        if self._needs_every_stage():
+            least = max(least, min(most, 1))
+        return least, most
+
+    def _needs_every_stage(self) -> bool:
+        """Requests wait at the first stage, so the loads of later ones do not ask for an instance.
+        A line asks for all of its stages itself, as long as it is not withdrawn."""
+        is_alone = self.line_policy is None or self.is_leaving
+        return self.spec.stage is not None and is_alone and self.idle_since_ns is None
 
     def __repr__(self) -> str:
         return f"<ModelState {self.spec.name}{', leaving' if self.is_leaving else ''}>"
@@ -153,11 +161,7 @@ class PartState:
         policy = model.policy
         #: what its instances serve
         self.part = Part(policy.spec.name, LayerSpan(0, policy.spec.layers), role)
-        self.window = TokenWindow(
-            _WINDOW_NS
-            if isinstance(scaling, TargetOngoing | LinePolicy)
-            else scaling.load_window_ns
-        )
+        self.window = TokenWindow(_window_ns(scaling))
         self.autoscaler = Autoscaler(_timeout_ns(policy, scaling), _idle_ns(policy, config))
         #: requests that an instance computes at once
         self.places = config.sequences_max
@@ -230,6 +234,12 @@ def _line_policy(policy: ModelPolicy, scaling: ScalingPolicy) -> LinePolicy | No
 def _timeout_ns(policy: ModelPolicy, scaling: ScalingPolicy) -> int:
     """How long a low load is waited for; a line has waited before it suggests fewer."""
     return 0 if _line_policy(policy, scaling) is not None else scaling.scale_down_timeout_ns
+
+
+def _window_ns(scaling: ScalingPolicy) -> int:
+    if isinstance(scaling, TargetOngoing | LinePolicy):
+        return _WINDOW_NS
+    return scaling.load_window_ns
 
 
 def _idle_ns(policy: ModelPolicy, config: ControllerConfig) -> int:

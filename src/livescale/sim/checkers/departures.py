@@ -15,15 +15,11 @@ class DepartureChecker:
 
     def __init__(self, knowledge: Knowledge) -> None:
         self._knowledge = knowledge
-        #: living and dead members that wanted to go
-        self._leaving: dict[WorkerRef, None] = {}
         #: members that find the models' files
         self._readers: dict[WorkerRef, None] = {}
 
     def absorb(self, event: events.AnyEvent) -> None:
-        if isinstance(event, events.MembersLeave):
-            self._leaving |= dict.fromkeys(event.members)
-        elif isinstance(event, events.WorkerJoined):
+        if isinstance(event, events.WorkerJoined):
             if event.device.reads_files:
                 self._readers[event.worker] = None
         elif isinstance(event, events.AgentJoined) and event.host.reads_files:
@@ -33,13 +29,13 @@ class DepartureChecker:
         """Before the knowledge has this command."""
         rule = "nothing new comes to those who leave"
         if isinstance(command, commands.StartHolding):
-            require(command.holding.member not in self._leaving, rule, command)
+            require(command.holding.member not in self._knowledge.leaving, rule, command)
         elif isinstance(command, commands.ChangeDuty):
             # Takers of before may stand in a duty that changes for another reason.
             before = self._knowledge.holdings[command.holding].order.duty
             known = before.drains_to if before is not None else ()
             takers = [t.partner.worker for t in command.duty.drains_to if t not in known]
-            require(not any(taker in self._leaving for taker in takers), rule, command)
+            require(not any(taker in self._knowledge.leaving for taker in takers), rule, command)
         elif isinstance(command, commands.Resume):
             model = self._knowledge.model_of(command.instance)
             require(not self.is_leaving(model, command.instance), rule, command)
@@ -47,13 +43,13 @@ class DepartureChecker:
     def is_leaving(self, model: str, copy: CopyKey) -> bool:
         """A member that has a part of the copy wants to go."""
         ranks = self._knowledge.ranks(model, copy).values()
-        return any(rank.member in self._leaving for rank in ranks)
+        return any(rank.member in self._knowledge.leaving for rank in ranks)
 
     def lets_go(self, members: Collection[WorkerRef]) -> None:
         """After the knowledge has the step in which these members were told that they may go."""
         knowledge = self._knowledge
         for member in members:
-            require(member in self._leaving, "only who wants to leave is let go", member)
+            require(member in knowledge.leaving, "only who wants to leave is let go", member)
             for held in knowledge.on(member):
                 if held.is_leaving:
                     continue
@@ -74,6 +70,6 @@ class DepartureChecker:
         readers = [
             reader
             for reader in self._readers
-            if knowledge.is_alive(reader) and reader not in self._leaving
+            if knowledge.is_alive(reader) and reader not in knowledge.leaving
         ]
         require(bool(stays or readers), "the last copy stays when a host goes", held)

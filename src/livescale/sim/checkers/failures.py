@@ -1,9 +1,9 @@
 """Controllers fail requests only when nothing else is left.
 
 A model is given up after failed loads, which fail only while its files are wrong or members refuse,
-or after two workers that died while they loaded it, and while nothing of it is there from which no
-load has failed; a single request after as many lost attempts as it may have, or
-when its model is gone.
+or after two workers that died while they loaded it, and whose hosts did not leave, and while
+nothing of it is there from which no load has failed; a single request after as many lost attempts
+as it may have, or when its model is gone.
 """
 
 from __future__ import annotations
@@ -145,8 +145,10 @@ class FailureChecker:
             row.paused_ns = now_ns
 
     def _member_lost(self, life: KnownFailures, now_ns: int, member: WorkerRef) -> None:
-        """A death is counted against the model that its worker was loading. The first one may be
-        chance: nothing waits for it."""
+        """A death is counted against the model that its worker was loading, unless its host leaves.
+        The first one may be chance: nothing waits for it."""
+        if member in life.knowledge.leaving:
+            return
         for held in life.knowledge.on(member):
             model, instance = held.order.model, held.instance
             if instance is None or instance not in life.knowledge.loading(model):

@@ -70,6 +70,8 @@ class Knowledge:
         self.requested: dict[RequestId, str] = {}
         #: living members and the bytes that they have room for
         self.memory_bytes: dict[WorkerRef, int] = {}
+        #: living and dead members that wanted to go while they were there
+        self.leaving: dict[WorkerRef, None] = {}
         #: there is something of these on their members
         self.holdings: dict[HoldingId, Held] = {}
         self._copies: dict[tuple[str, CopyKey], dict[HoldingId, Held]] = {}
@@ -175,6 +177,8 @@ class Knowledge:
             self._joined(event.agent, event.host.memory_bytes, event.holdings)
         elif isinstance(event, events.WorkerLost):
             self._lost(event.worker)
+        elif isinstance(event, events.MembersLeave):
+            self.leaving |= dict.fromkeys(filter(self.is_alive, event.members))
         elif isinstance(event, events.LiveStarted):
             held = self.holdings.get(event.holding)
             if held is not None and held.instance is not None:
