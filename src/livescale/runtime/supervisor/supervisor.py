@@ -336,11 +336,17 @@ class Pool:
 
     async def _end_others(self, timeout_s: float) -> None:
         """Gateways of other machines end, unless another head goes on with them."""
-        if self.config.lease is None:
-            for controller in self._of_kind("controller"):
-                controller.tell(PoolDrains())
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._has_no_others.wait(), timeout_s)
+        if self.config.lease is not None:
+            return
+        [controller] = self._of_kind("controller")
+        controller.tell(PoolDrains())
+        over: list[asyncio.Task[Any]] = [asyncio.create_task(self._has_no_others.wait())]
+        # A controller that was killed, or died, never tells that no gateway is left.
+        if controller.process is not None:
+            over.append(asyncio.create_task(controller.process.wait()))
+        await asyncio.wait(over, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in over:
+            task.cancel()
 
     async def _watch_keys(self) -> None:
         """Gateways serve by the keys as they are in their files now."""
