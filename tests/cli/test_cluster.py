@@ -13,6 +13,11 @@ from livescale.common.proofs import NotAdmittedError
 from livescale.common.settings import ConfigError
 from livescale.config.reading import load_config
 from livescale.gateway.http.https import check_https
+from livescale.runtime.join.cluster_folder import ClusterError, ClusterFolder
+from no_room import no_room
+
+KEY_BYTES = 300
+"""Enough for a private key, and not for a certificate."""
 
 
 @pytest.fixture
@@ -64,6 +69,23 @@ def test_what_exists_is_kept(folder: Path) -> None:
     assert "has a certificate authority already" in refusal("init", "--folder", folder)
     assert "has a certificate" in refusal("member", "head", "--folder", folder)
     assert (folder / "ca.pem").read_bytes() == before
+
+
+def test_an_authority_that_a_full_disk_does_not_take_is_made_later(tmp_path: Path) -> None:
+    path = tmp_path / "pool"
+    with no_room(KEY_BYTES), pytest.raises(ClusterError, match=str(path)):
+        ClusterFolder(path).init()
+    assert (path / "ca.key").exists()
+    assert livescale("cluster", "init", "--folder", path)[0] == 0
+    known = Credentials(path / "head")
+    known.check(der(path / "head" / "cert.pem"), is_head=True)
+
+
+def test_a_key_that_has_signed_for_members_is_not_replaced(folder: Path) -> None:
+    (folder / "ca.pem").unlink()
+    before = (folder / "ca.key").read_bytes()
+    assert "has a certificate authority already" in refusal("init", "--folder", folder)
+    assert (folder / "ca.key").read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from livescale.config.settings.removed import instead_of
 from livescale.runtime.join.cluster_folder import ClusterFolder
 from livescale.runtime.join.head_talk import JoinError
 from livescale.runtime.wire.token import make_token, read_token
+from no_room import no_room
 from slowness import patient
 
 
@@ -289,6 +290,16 @@ def test_a_token_that_is_made(tmp_path: Path, token: Path) -> None:
     assert make_token(token) == read_token(token), "one that is there is kept"
     with pytest.raises(ConfigError, match="No such file"):
         make_token(tmp_path / "nowhere" / "token")
+
+
+def test_a_token_that_a_full_disk_does_not_take_is_made_later(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "token"
+    path.parent.mkdir()
+    with no_room(), pytest.raises(ConfigError, match=str(path)):
+        make_token(path)
+    assert list(path.parent.iterdir()) == []
+    assert make_token(path) == read_token(path)
+    assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("reader", [0, 1000])

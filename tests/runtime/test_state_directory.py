@@ -29,6 +29,7 @@ from livescale.runtime.models.state_directory import (
     write_state,
 )
 from livescale.runtime.wire.protocol import Catalog
+from no_room import no_room
 
 FILE = "models.json"
 STATE = PoolState(
@@ -62,6 +63,12 @@ def test_a_second_pool_is_refused_until_the_first_is_gone(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=f"another pool uses it .process {os.getpid()}"):
         StateDirectory(tmp_path)
     first.close()
+    StateDirectory(tmp_path).close()
+
+
+def test_a_full_disk_is_an_error_that_leaves_the_directory_free(tmp_path: Path) -> None:
+    with no_room(), pytest.raises(ConfigError, match=f"{tmp_path} cannot be used"):
+        StateDirectory(tmp_path)
     StateDirectory(tmp_path).close()
 
 
