@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import ssl
 from pathlib import Path
 
 import pytest
 from commands import livescale
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from livescale.common.credentials import Credentials
-from livescale.common.proofs import NotAdmittedError
+from livescale.common.credentials import Credentials, write_whole
+from livescale.common.proofs import NotAdmittedError, RevokedError
 from livescale.common.settings import ConfigError
 from livescale.config.reading import load_config
 from livescale.gateway.http.https import check_https
@@ -58,6 +62,43 @@ def test_a_machine_may_be_a_gateway_only_or_a_head(folder: Path) -> None:
             known.check(shown["a-gateway"], **wrong)
     said = refusal("member", "x", "--folder", folder, "--head", "--gateway")
     assert "--gateway: not allowed with argument --head" in said
+
+
+def test_revoking_has_effect_after_the_clock_was_set_back(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("alice", "bob"):
+        assert livescale("cluster", "member", name, "--folder", folder)[0] == 0
+    bob = der(folder / "bob" / "cert.pem")
+    running = Credentials(folder / "head")
+    before = (folder / "head" / "revoked.pem").read_bytes()
+    list_of_tomorrow(folder)
+    running.look()
+    assert livescale("cluster", "revoke", "bob", "--folder", folder)[0] == 0
+    running.look()
+    with pytest.raises(RevokedError):
+        running.check(bob)
+    assert caplog.text == ""
+    running.keep(before)
+    assert "is older than the list of revoked certificates in use" in caplog.text
+    with pytest.raises(RevokedError):
+        running.check(bob)
+
+
+def list_of_tomorrow(folder: Path) -> None:
+    """What the authority wrote while its clock was a day ahead."""
+    key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    ca = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+    made = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(ca.subject)
+        .last_update(datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1))
+        .next_update(ca.not_valid_after_utc)
+        .sign(key, hashes.SHA256())
+    )
+    for place in (folder, folder / "head"):
+        write_whole(place / "revoked.pem", made.public_bytes(serialization.Encoding.PEM), 0o644)
 
 
 def der(path: Path) -> bytes:

@@ -113,7 +113,10 @@ class ClusterFolder:
         numbers = [entry.serial_number for entry in listed]
         if certificate.serial_number not in numbers:
             numbers.append(certificate.serial_number)
-        text = _revoked(*self._authority(), numbers, _now())
+        # Members keep the latest list that they got: a clock that was set back makes no older one.
+        # Lists of one time are told apart by their number, which grows.
+        now = max(_now(), listed.last_update_utc)
+        text = _revoked(*self._authority(), numbers, now)
         try:
             for folder in [self._path, *self._member_folders()]:
                 write_whole(folder / REVOKED_FILE, text, 0o644)
