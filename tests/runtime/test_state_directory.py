@@ -202,6 +202,28 @@ def test_what_is_configured_goes_before_what_is_kept(tiny_model: Path, tmp_path:
     assert model.settings == edited
 
 
+def test_changed_limits_outlive_another_name_of_the_same_directory(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tiny_model)
+    (tmp_path / "elsewhere").mkdir()
+
+    def configured(path: str) -> PoolConfig:
+        own = ModelConfig(path=path, name="own", max_replicas=1)
+        return PoolConfig(models=(own,), workers=4, kv_bytes=8 << 20, arena_bytes=8 << 20)
+
+    monkeypatch.chdir(tmp_path)
+    config = configured("link")
+    changed = ModelConfig(path="link", name="own", max_replicas=3)
+    restored = start(config, PoolState((), (ChangedModel(config.models[0], changed),)))
+    kept = state_of(config, restored)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for path in ("../link", "../elsewhere/../link", str(link), str(tiny_model)):
+        (model,) = start(configured(path), kept).models
+        assert (model.settings.path, model.settings.max_replicas) == (path, 3)
+
+
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_what_survives_is_what_the_next_start_has(
     is_kept: bool, tiny_model: Path, tmp_path: Path
