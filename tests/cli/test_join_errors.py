@@ -72,6 +72,13 @@ def test_no_server_listens(command: str, token: Path, silent_port: int) -> None:
     assert said == f"livescale {command}: {head}: Connection refused"
 
 
+@each_command
+@pytest.mark.parametrize("host", ["pool..example", 64 * "a" + ".example"])
+def test_what_is_no_name_of_a_machine(command: str, host: str, token: Path) -> None:
+    said = refusal(f"{host}:7000", "--token-file", token, command=command)
+    assert f"{host} is an invalid host name" in said
+
+
 @pytest.mark.usefixtures("machine")
 def test_a_name_that_no_machine_has(token: Path) -> None:
     flags = ("--token-file", token, "--patience-s", 0.1)

@@ -20,6 +20,8 @@ def parse_address(text: str, where: str, *, is_own: bool = True) -> tuple[str, i
         _check_own(host, text, where)
     elif not int(port):
         raise ConfigError(f"{where} is '{text}'. Give the port of the head node, from 1 to 65535")
+    else:
+        _check_name(host, text, where)
     return host, int(port)
 
 
@@ -45,3 +47,11 @@ def _check_own(host: str, text: str, where: str) -> None:
         raise ConfigError(
             f"{where} is '{text}'. Give one address of this machine that other nodes can reach"
         )
+
+
+def _check_name(host: str, text: str, where: str) -> None:
+    """Of another machine. The resolver raises for some names what is no OSError."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ConfigError(f"{where} is '{text}', and {host} is an invalid host name") from None
