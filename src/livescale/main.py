@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import signal
 import sys
@@ -80,6 +81,9 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; 0 when all went well, 1 for an error that was explained, 2 for usage, and
     where a machine could not join a pool."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Not every terminal has every character, and none of ours is worth a traceback.
+        sys.stdout.reconfigure(errors="replace")
     arguments = sys.argv[1:] if argv is None else argv
     chosen = next((word for word in arguments if word in COMMANDS), None)
     with _interrupted_at_once(chosen):

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import datetime
 import ssl
 from pathlib import Path
 
 import pytest
 from commands import livescale
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from livescale.common.credentials import Credentials
-from livescale.common.proofs import NotAdmittedError
+from livescale.common.credentials import Credentials, write_whole
+from livescale.common.proofs import NotAdmittedError, RevokedError
 from livescale.common.settings import ConfigError
 from livescale.config.reading import load_config
 from livescale.gateway.http.https import check_https
+from livescale.runtime.join.cluster_folder import ClusterError, ClusterFolder
+from no_room import no_room
+
+KEY_BYTES = 300
+"""Enough for a private key, and not for a certificate."""
 
 
 @pytest.fixture
@@ -55,6 +64,43 @@ def test_a_machine_may_be_a_gateway_only_or_a_head(folder: Path) -> None:
     assert "--gateway: not allowed with argument --head" in said
 
 
+def test_revoking_has_effect_after_the_clock_was_set_back(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("alice", "bob"):
+        assert livescale("cluster", "member", name, "--folder", folder)[0] == 0
+    bob = der(folder / "bob" / "cert.pem")
+    running = Credentials(folder / "head")
+    before = (folder / "head" / "revoked.pem").read_bytes()
+    list_of_tomorrow(folder)
+    running.look()
+    assert livescale("cluster", "revoke", "bob", "--folder", folder)[0] == 0
+    running.look()
+    with pytest.raises(RevokedError):
+        running.check(bob)
+    assert caplog.text == ""
+    running.keep(before)
+    assert "is older than the list of revoked certificates in use" in caplog.text
+    with pytest.raises(RevokedError):
+        running.check(bob)
+
+
+def list_of_tomorrow(folder: Path) -> None:
+    """What the authority wrote while its clock was a day ahead."""
+    key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    ca = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+    made = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(ca.subject)
+        .last_update(datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1))
+        .next_update(ca.not_valid_after_utc)
+        .sign(key, hashes.SHA256())
+    )
+    for place in (folder, folder / "head"):
+        write_whole(place / "revoked.pem", made.public_bytes(serialization.Encoding.PEM), 0o644)
+
+
 def der(path: Path) -> bytes:
     return ssl.PEM_cert_to_DER_cert(path.read_text())
 
@@ -64,6 +110,23 @@ def test_what_exists_is_kept(folder: Path) -> None:
     assert "has a certificate authority already" in refusal("init", "--folder", folder)
     assert "has a certificate" in refusal("member", "head", "--folder", folder)
     assert (folder / "ca.pem").read_bytes() == before
+
+
+def test_an_authority_that_a_full_disk_does_not_take_is_made_later(tmp_path: Path) -> None:
+    path = tmp_path / "pool"
+    with no_room(KEY_BYTES), pytest.raises(ClusterError, match=str(path)):
+        ClusterFolder(path).init()
+    assert (path / "ca.key").exists()
+    assert livescale("cluster", "init", "--folder", path)[0] == 0
+    known = Credentials(path / "head")
+    known.check(der(path / "head" / "cert.pem"), is_head=True)
+
+
+def test_a_key_that_has_signed_for_members_is_not_replaced(folder: Path) -> None:
+    (folder / "ca.pem").unlink()
+    before = (folder / "ca.key").read_bytes()
+    assert "has a certificate authority already" in refusal("init", "--folder", folder)
+    assert (folder / "ca.key").read_bytes() == before
 
 
 @pytest.mark.parametrize(

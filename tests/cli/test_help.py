@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from livescale.main import main
@@ -47,3 +49,14 @@ def test_flags_of_commands_show_their_defaults(capsys: pytest.CaptureFixture[str
     text = " ".join(shown(capsys, "swarm", "--help").split())
     assert "First seed (default: 0)." in text
     assert "Number of seeds (default: 1000)." in text
+
+
+def test_characters_that_the_terminal_lacks_end_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.BytesIO()
+    terminal = io.TextIOWrapper(shown, encoding="latin-1")
+    monkeypatch.setattr("sys.stdout", terminal)
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "--help"])
+    terminal.flush()
+    assert ended.value.code == 0
+    assert b"--sweep bandwidth=10,25,?" in shown.getvalue()

@@ -26,6 +26,7 @@ from livescale.config.settings.removed import instead_of
 from livescale.runtime.join.cluster_folder import ClusterFolder
 from livescale.runtime.join.head_talk import JoinError
 from livescale.runtime.wire.token import make_token, read_token
+from no_room import no_room
 from slowness import patient
 
 
@@ -69,6 +70,13 @@ def test_no_server_listens(command: str, token: Path, silent_port: int) -> None:
     flags = ("--token-file", token, "--patience-s", 0.1)
     said = refusal(head, *flags, command=command)
     assert said == f"livescale {command}: {head}: Connection refused"
+
+
+@each_command
+@pytest.mark.parametrize("host", ["pool..example", 64 * "a" + ".example"])
+def test_what_is_no_name_of_a_machine(command: str, host: str, token: Path) -> None:
+    said = refusal(f"{host}:7000", "--token-file", token, command=command)
+    assert f"{host} is an invalid host name" in said
 
 
 @pytest.mark.usefixtures("machine")
@@ -289,6 +297,16 @@ def test_a_token_that_is_made(tmp_path: Path, token: Path) -> None:
     assert make_token(token) == read_token(token), "one that is there is kept"
     with pytest.raises(ConfigError, match="No such file"):
         make_token(tmp_path / "nowhere" / "token")
+
+
+def test_a_token_that_a_full_disk_does_not_take_is_made_later(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "token"
+    path.parent.mkdir()
+    with no_room(), pytest.raises(ConfigError, match=str(path)):
+        make_token(path)
+    assert list(path.parent.iterdir()) == []
+    assert make_token(path) == read_token(path)
+    assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("reader", [0, 1000])

@@ -178,6 +178,79 @@ def test_one_that_is_told_to_end_lets_its_streams_finish(
     assert leaving.said("stopped")
 
 
+def test_one_that_is_told_to_end_while_the_head_is_away_lets_its_streams_finish(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    away = head_of(tiny_model, tmp_path)
+    alice = Joiner(away, "alice", tmp_path, "--workers", "1")
+    dave = JoinedGateway(away, "dave", tmp_path)
+
+    async def leave() -> None:
+        await asyncio.to_thread(lose, away)
+        words = "the controller is disconnected"
+        await asyncio.to_thread(wait_until, lambda: dave.said(words), "the head is away")
+        dave.interrupt()
+
+    with closing(alice, dave):
+        away.wait_ready()
+        right = right_tokens_of(away)
+        check(asyncio.run(streams_while(away, leave, [dave.url])), right)
+        assert dave.ended() == 0
+    assert dave.said("stopped")
+
+
+def test_a_second_interrupt_of_the_head_waits_for_no_gateway(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Which has streams: without an interrupt they may finish."""
+    ended = head_of(tiny_model, tmp_path)
+    alice = Joiner(ended, "alice", tmp_path, "--workers", "1")
+    dave = JoinedGateway(ended, "dave", tmp_path)
+
+    async def interrupt_twice() -> None:
+        stopping = asyncio.create_task(asyncio.to_thread(ended.__exit__))
+        await asyncio.to_thread(wait_until, lambda: refuses(dave.url), "dave drains")
+        await asyncio.to_thread(kill, ended)
+        await asyncio.wait_for(stopping, patient(20))
+
+    with closing(alice, dave):
+        ended.wait_ready()
+        asyncio.run(streams_while(ended, interrupt_twice, [dave.url]))
+
+
+def head_of(model: Path, scratch: Path) -> LocalPool:
+    """One without devices that may be lost: whoever asks for it ends it."""
+    made = LocalPool(
+        model,
+        scratch,
+        device="timed",
+        workers=0,
+        listen="127.0.0.1:0",
+        timed_run_us=40_000,
+        drain_timeout_s=round(patient(60)),
+    )
+    made.__enter__()
+    return made
+
+
+def refuses(url: str) -> bool:
+    try:
+        httpx.get(f"{url}/health", timeout=patient(10))
+    except httpx.ConnectError:
+        return True
+    return False
+
+
+def kill(pool: LocalPool) -> None:
+    pool.call(pool.pool.kill(), 10)
+
+
+def lose(head: LocalPool) -> None:
+    """Nobody of the pool learns that it ends."""
+    kill(head)
+    head.__exit__()
+
+
 def test_a_gateway_that_leaves_is_not_reported_as_lost(
     head: LocalPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

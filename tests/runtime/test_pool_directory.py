@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from livescale.common.settings import ConfigError
+from livescale.runtime.models.state_directory import StateDirectory
 from livescale.runtime.supervisor.pool_directory import PoolDirectory
+from livescale.runtime.supervisor.supervisor import Pool
+from made_config import made_config
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -62,3 +66,19 @@ def test_it_is_for_its_user_alone(temporary: Path) -> None:
     assert directory.path.stat().st_mode & 0o777 == 0o700
     directory.remove()
     directory.remove()
+
+
+def test_a_start_that_fails_leaves_neither_directory_nor_lock(
+    tiny_model: Path, temporary: Path
+) -> None:
+    token, state = temporary / "token", temporary / "state"
+    token.write_text("no token")
+    token.chmod(0o600)
+    file = temporary / "pool.yaml"
+    file.write_text(f"models:\n  - path: {tiny_model}\n")
+    flags = {"port": 0, "listen": "127.0.0.1:0", "token_file": str(token), "state": str(state)}
+    sizes = {"workers": 1, "arena_bytes": "8MiB", "kv_bytes": "8MiB"}
+    with pytest.raises(ConfigError, match="is not a valid token"):
+        Pool(made_config(file, [], flags | sizes | {"device": "timed"}))
+    assert {path.name for path in temporary.iterdir()} == {"token", "state", "pool.yaml"}
+    StateDirectory(state).close()

@@ -29,6 +29,7 @@ from livescale.runtime.models.state_directory import (
     write_state,
 )
 from livescale.runtime.wire.protocol import Catalog
+from no_room import no_room
 
 FILE = "models.json"
 STATE = PoolState(
@@ -62,6 +63,12 @@ def test_a_second_pool_is_refused_until_the_first_is_gone(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=f"another pool uses it .process {os.getpid()}"):
         StateDirectory(tmp_path)
     first.close()
+    StateDirectory(tmp_path).close()
+
+
+def test_a_full_disk_is_an_error_that_leaves_the_directory_free(tmp_path: Path) -> None:
+    with no_room(), pytest.raises(ConfigError, match=f"{tmp_path} cannot be used"):
+        StateDirectory(tmp_path)
     StateDirectory(tmp_path).close()
 
 
@@ -193,6 +200,28 @@ def test_what_is_configured_goes_before_what_is_kept(tiny_model: Path, tmp_path:
         PoolConfig(models=(edited,), kv_bytes=8 << 20), PoolState((), state.changed)
     ).models
     assert model.settings == edited
+
+
+def test_changed_limits_outlive_another_name_of_the_same_directory(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tiny_model)
+    (tmp_path / "elsewhere").mkdir()
+
+    def configured(path: str) -> PoolConfig:
+        own = ModelConfig(path=path, name="own", max_replicas=1)
+        return PoolConfig(models=(own,), workers=4, kv_bytes=8 << 20, arena_bytes=8 << 20)
+
+    monkeypatch.chdir(tmp_path)
+    config = configured("link")
+    changed = ModelConfig(path="link", name="own", max_replicas=3)
+    restored = start(config, PoolState((), (ChangedModel(config.models[0], changed),)))
+    kept = state_of(config, restored)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for path in ("../link", "../elsewhere/../link", str(link), str(tiny_model)):
+        (model,) = start(configured(path), kept).models
+        assert (model.settings.path, model.settings.max_replicas) == (path, 3)
 
 
 @pytest.mark.parametrize("is_kept", [False, True])

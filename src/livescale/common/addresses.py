@@ -21,6 +21,8 @@ def parse_address(text: str, where: str, *, is_own: bool = True) -> tuple[str, i
         _check_own(host, text, where)
     elif not int(port):
         raise ConfigError(f"{where} is '{text}'. Give the port of the head node, from 1 to 65535")
+    else:
+        _check_name(host, text, where)
     return host, int(port)
 
 
@@ -33,6 +35,11 @@ def is_loopback(address: str | None) -> bool:
 def address_text(host: str, port: int) -> str:
     """What `parse_address` reads."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """Of sockets that are bound to the address."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _check_own(host: str, text: str, where: str) -> None:
@@ -48,6 +55,9 @@ def _check_own(host: str, text: str, where: str) -> None:
         )
 
 
-def family_of(host: str) -> socket.AddressFamily:
-    """Of sockets that are bound to the address."""
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+def _check_name(host: str, text: str, where: str) -> None:
+    """Of another machine. The resolver raises for some names what is no OSError."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ConfigError(f"{where} is '{text}', and {host} is an invalid host name") from None

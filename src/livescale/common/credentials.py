@@ -159,6 +159,10 @@ class Credentials:
             return False
         issued = _issued(listed)
         if issued < self._issued:
+            self._tell(
+                f"tls_dir {where} is older than the list of revoked certificates in use, and is "
+                "ignored. Copy the current list from the authority's folder"
+            )
             return False
         self._problem, self._issued, self.revoked_list = "", issued, text
         self._revoked = frozenset(entry.serial_number for entry in listed)

@@ -51,19 +51,22 @@ class ClusterFolder:
 
     def init(self, days: int = DAYS) -> Path:
         """Make the authority and the member "head"; its folder. Raises ClusterError."""
-        if (self._path / CA_FILE).exists() or (self._path / CA_KEY_FILE).exists():
+        # A key alone is what an `init` left that was interrupted, unless it has signed for members.
+        if (self._path / CA_FILE).exists() or self._member_folders():
             raise ClusterError(
                 f"{self._path} has a certificate authority already. Give another --folder, "
                 "or use this authority"
             )
         key = ec.generate_private_key(ec.SECP256R1())
+        ca = _authority(key, days)
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self._path / CA_KEY_FILE, _key_text(key), 0o600)
-            write_whole(self._path / CA_FILE, _pem(_authority(key, days)), 0o600)
+            write_whole(self._path / REVOKED_FILE, _revoked(ca, key, [], _now()), 0o644)
+            # Last: what is interrupted before can be called again.
+            write_whole(self._path / CA_FILE, _pem(ca), 0o600)
         except OSError as error:
             raise ClusterError(f"{self._path}: {error.strerror}") from error
-        self._write_revoked([])
         return self.add(HEAD, is_head=True, days=days)
 
     def add(
@@ -89,8 +92,9 @@ class ClusterFolder:
             folder.mkdir(mode=0o700, exist_ok=True)
             write_whole(folder / CA_FILE, _pem(ca), 0o600)
             write_whole(folder / KEY_FILE, _key_text(key), 0o600)
-            write_whole(folder / CERTIFICATE_FILE, _pem(certificate), 0o600)
             shutil.copy(self._path / REVOKED_FILE, folder / REVOKED_FILE)
+            # Last: what is interrupted before can be called again.
+            write_whole(folder / CERTIFICATE_FILE, _pem(certificate), 0o600)
         except OSError as error:
             raise ClusterError(f"{folder}: {error.strerror}") from error
         return folder
@@ -105,11 +109,20 @@ class ClusterFolder:
             raise ClusterError(
                 f"{path} is missing: no certificate was made for that name"
             ) from None
-        numbers = [entry.serial_number for entry in self._listed()]
+        listed = self._listed()
+        numbers = [entry.serial_number for entry in listed]
         if certificate.serial_number not in numbers:
             numbers.append(certificate.serial_number)
-        self._write_revoked(numbers)
-        os.replace(path, path.with_suffix(".revoked"))
+        # Members keep the latest list that they got: a clock that was set back makes no older one.
+        # Lists of one time are told apart by their number, which grows.
+        now = max(_now(), listed.last_update_utc)
+        text = _revoked(*self._authority(), numbers, now)
+        try:
+            for folder in [self._path, *self._member_folders()]:
+                write_whole(folder / REVOKED_FILE, text, 0o644)
+            os.replace(path, path.with_suffix(".revoked"))
+        except OSError as error:
+            raise ClusterError(f"{self._path}: {error.strerror}") from error
         return self._path / REVOKED_FILE
 
     # -- helpers --------------------------------------------------------------------------------
@@ -140,26 +153,27 @@ class ClusterFolder:
                 f"{path} is not a valid list of revoked certificates. Restore it from a backup"
             ) from None
 
-    def _write_revoked(self, numbers: list[int]) -> None:
-        ca, key = self._authority()
-        now = datetime.datetime.now(datetime.UTC)
-        made = (
-            x509.CertificateRevocationListBuilder()
-            .issuer_name(ca.subject)
-            .last_update(now)
-            .next_update(ca.not_valid_after_utc)
-            .add_extension(x509.CRLNumber(len(numbers)), critical=False)
-        )
-        for number in numbers:
-            entry = x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now)
-            made = made.add_revoked_certificate(entry.build())
-        text = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-        folders = [path.parent for path in self._path.glob(f"*/{KEY_FILE}")]
-        try:
-            for folder in [self._path, *folders]:
-                write_whole(folder / REVOKED_FILE, text, 0o644)
-        except OSError as error:
-            raise ClusterError(f"{self._path}: {error.strerror}") from error
+    def _member_folders(self) -> list[Path]:
+        return [path.parent for path in self._path.glob(f"*/{KEY_FILE}")]
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _revoked(ca: x509.Certificate, key: _Key, numbers: list[int], now: datetime.datetime) -> bytes:
+    """The list of these certificates, as of now."""
+    made = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(ca.subject)
+        .last_update(now)
+        .next_update(ca.not_valid_after_utc)
+        .add_extension(x509.CRLNumber(len(numbers)), critical=False)
+    )
+    for number in numbers:
+        entry = x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now)
+        made = made.add_revoked_certificate(entry.build())
+    return made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def _authority(key: _Key, days: int) -> x509.Certificate:
@@ -197,7 +211,7 @@ def _member(
 
 
 def _builder(days: int) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
+    now = _now()
     return (
         x509.CertificateBuilder()
         .serial_number(x509.random_serial_number())

@@ -81,6 +81,8 @@ class JoinedGateway:
         watching = asyncio.create_task(self._watch_keys())
         try:
             await self._talk.run(self._hello, self._stay, self._is_leaving.is_set)
+            # One that is to leave while the head is away was on no wire then, and serves still.
+            await self._drain()
         finally:
             watching.cancel()
             self._gateways.port.close()
@@ -114,9 +116,7 @@ class JoinedGateway:
         try:
             is_over = await self._talk.hold(wire, self._is_leaving.wait(), self._failure)
             if is_over:
-                # The supervisor's own copy must close, too, or clients could still connect.
-                self._gateways.port.close()
-                await self._end()
+                await self._drain()
                 wire.send(Farewell())
             return is_over
         finally:
@@ -193,6 +193,12 @@ class JoinedGateway:
         if not self._failure.done():
             self._failure.set_exception(UserError(reason))
 
+    async def _drain(self) -> None:
+        """No new requests, and running streams finish."""
+        # The supervisor's own copy must close, too, or clients could still connect.
+        self._gateways.port.close()
+        await self._end()
+
     async def _end(self) -> None:
         """The processes let running streams finish, and end."""
         if self._kept is not None and self._config is not None:
@@ -200,6 +206,7 @@ class JoinedGateway:
             timeout_s = self._config.drain_timeout_s + STOP_TIMEOUT_S
             await self._kept.end(self._kept.children, timeout_s)
             await self._kept.close()
+            self._kept = None
 
     async def _watch_keys(self) -> None:
         """Gateways serve by the keys as they are in their files now."""

@@ -179,7 +179,7 @@ class Publication:
         self._announce()
         try:
             entry = await self._prepare(model)
-        except _Refusal:
+        except BaseException:  # whatever it is, the name must be free again
             del self._preparing[model.name]
             self._announce()
             raise
@@ -200,12 +200,15 @@ class Publication:
 
     async def _prepare(self, model: ModelConfig) -> protocol.CatalogEntry:
         """Let a process of its own read the model's files."""
-        process = await asyncio.create_subprocess_exec(
-            *module_words("livescale.runtime.children.child", "prepare", self._config.log_level),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=FRAME_BYTES_MAX,
-        )
+        words = module_words("livescale.runtime.children.child", "prepare", self._config.log_level)
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *words, stdin=pipe, stdout=pipe, limit=FRAME_BYTES_MAX
+            )
+        except OSError as error:
+            reason = f"no process starts that reads {model.path}: {error.strerror}. Try again later"
+            raise _Refusal(protocol.ModelProblem.FAILED, reason) from error
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(PrepareBoot(self._config, model)) + b"\n")

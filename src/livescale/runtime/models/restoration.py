@@ -8,6 +8,7 @@ cannot be served keeps no pool from starting.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 
 import msgspec
@@ -74,7 +75,7 @@ def state_of(config: PoolConfig, catalog: Catalog) -> PoolState:
         if before is None:
             kept.append(settings)
         elif settings != before and settings.path == before.path:
-            changed.append(ChangedModel(before, settings))
+            changed.append(ChangedModel(_with_paths(before, os.path.abspath), settings))
     return PoolState(tuple(kept), tuple(changed))
 
 
@@ -97,7 +98,7 @@ def _with_changes(config: PoolConfig, state: PoolState) -> list[ModelConfig]:
     models = []
     for model in config.models:
         change = changes.get(model.name)
-        if change is not None and change.configured != model:
+        if change is not None and not _is_same_entry(change.configured, model):
             _log.warning(
                 "model %s: the configuration changed and replaces the saved limits", model.name
             )
@@ -105,6 +106,16 @@ def _with_changes(config: PoolConfig, state: PoolState) -> list[ModelConfig]:
             model = _changed(model, change.now, config)
         models.append(model)
     return models
+
+
+def _is_same_entry(one: ModelConfig, other: ModelConfig) -> bool:
+    """The same file may be named another way, or from another directory."""
+    return _with_paths(one, os.path.realpath) == _with_paths(other, os.path.realpath)
+
+
+def _with_paths(model: ModelConfig, of: Callable[[str], str]) -> ModelConfig:
+    profile = None if model.stage_profile is None else of(model.stage_profile)
+    return msgspec.structs.replace(model, path=of(model.path), stage_profile=profile)
 
 
 def _changed(model: ModelConfig, now: ModelConfig, config: PoolConfig) -> ModelConfig:

@@ -72,8 +72,12 @@ class StateDirectory:
             os.close(self._lock_fd)
             who = f" (process {holder})" if holder.isdigit() else ""
             raise ConfigError(f"state {path}: another pool uses it{who}") from error
-        os.ftruncate(self._lock_fd, 0)
-        os.pwrite(self._lock_fd, f"{os.getpid()}\n".encode(), 0)
+        try:
+            os.ftruncate(self._lock_fd, 0)
+            os.pwrite(self._lock_fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:  # a full disk: no change could be kept
+            os.close(self._lock_fd)
+            raise ConfigError(f"state {path} cannot be used: {error.strerror}") from error
         self._is_open = True
 
     def read(self) -> PoolState:

@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from livescale.common.addresses import address_text, parse_address
 from livescale.common.errors import UserError
@@ -63,6 +63,9 @@ from livescale.runtime.wire.news import News, PoolProgress, log_news
 from livescale.runtime.wire.protocol import Address, CatalogEntry, HeldCopy
 from livescale.values.types import WorkerRef
 
+if TYPE_CHECKING:
+    from livescale.common.credentials import Credentials
+
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
@@ -108,17 +111,13 @@ class Pool:
         #: names this start in records
         self._start = secrets.token_hex(4)
         try:
-            self._prepare(layout, tell)
+            secret = self._prepare(layout, tell, tls)
         except BaseException:
             self._close_state()
             raise
         #: no gateway of another machine is there
         self._has_no_others = asyncio.Event()
         self._has_no_others.set()
-        self._directory = PoolDirectory()
-        #: what a machine needs to join (None: none may)
-        self.token_file = token_path(config, self._directory.path)
-        secret = claim_secret(self.token_file, tls)
         self._boots = ChildBoots(
             config,
             self.layout,
@@ -137,8 +136,14 @@ class Pool:
         self._head = KeptChildren(config, self._head_children(), self._care())
         self._hosts = self._host_supervisors(timing)
 
-    def _prepare(self, layout: PoolLayout, tell: Callable[[News | PoolProgress], None]) -> None:
-        """Everything that can be wrong is found here, before any process is started."""
+    def _prepare(
+        self,
+        layout: PoolLayout,
+        tell: Callable[[News | PoolProgress], None],
+        tls: Credentials | None,
+    ) -> str:
+        """Everything that can be wrong is found here, before any process is started, and nothing
+        is left of a start that fails. Returns the pool's secret."""
         config = self.config
         self._catalog = restored_models(
             config,
@@ -158,10 +163,16 @@ class Pool:
             self._control = opened.enter_context(
                 listen_inside(layout.control_prefix, *_control_address(config, layout))
             )
+            self._directory = PoolDirectory()
+            opened.callback(self._directory.remove)
+            #: what a machine needs to join (None: none may)
+            self.token_file = token_path(config, self._directory.path)
+            secret = claim_secret(self.token_file, tls)
             self._member_records = make_member_records(config.record_members, self._start)
             # Last: a start that fails leaves the record as it is.
             self._record_claim = claim_record(config.record)
             opened.pop_all()
+        return secret
 
     def _head_children(self) -> list[Child]:
         """Controller and gateways."""
@@ -336,11 +347,17 @@ class Pool:
 
     async def _end_others(self, timeout_s: float) -> None:
         """Gateways of other machines end, unless another head goes on with them."""
-        if self.config.lease is None:
-            for controller in self._of_kind("controller"):
-                controller.tell(PoolDrains())
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._has_no_others.wait(), timeout_s)
+        if self.config.lease is not None:
+            return
+        [controller] = self._of_kind("controller")
+        controller.tell(PoolDrains())
+        over: list[asyncio.Task[Any]] = [asyncio.create_task(self._has_no_others.wait())]
+        # A controller that was killed, or died, never tells that no gateway is left.
+        if controller.process is not None:
+            over.append(asyncio.create_task(controller.process.wait()))
+        await asyncio.wait(over, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in over:
+            task.cancel()
 
     async def _watch_keys(self) -> None:
         """Gateways serve by the keys as they are in their files now."""

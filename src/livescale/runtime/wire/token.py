@@ -5,9 +5,9 @@ It holds the pool's secret and, where the pool has certificates, the fingerprint
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -42,17 +42,18 @@ def new_secret() -> str:
 def make_token(path: Path, fingerprint: str | None = None) -> JoinToken:
     """The token in this file, which must be one with this fingerprint; a new one where there is no
     file. Raises ConfigError."""
-    token = JoinToken(new_secret(), fingerprint)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        token = read_token(path)
-        check_fingerprint(path, token, fingerprint)
-        return token
-    except OSError as error:
-        raise ConfigError(f"token_file {path}: {error.strerror}") from error
-    with contextlib.closing(os.fdopen(descriptor, "wb")) as file:
-        file.write(msgspec.json.encode(token) + b"\n")
+    # First: where a token is mounted, nothing can be written beside it.
+    if not os.path.lexists(path):
+        token = JoinToken(new_secret(), fingerprint)
+        try:
+            _write_new(path, msgspec.json.encode(token) + b"\n")
+            return token
+        except FileExistsError:
+            pass  # another start was quicker
+        except OSError as error:
+            raise ConfigError(f"token_file {path}: {error.strerror}") from error
+    token = read_token(path)
+    check_fingerprint(path, token, fingerprint)
     return token
 
 
@@ -94,3 +95,16 @@ def read_token(path: Path) -> JoinToken:
             f"token_file {path} is not a valid token. Copy the file that `livescale serve` wrote"
         )
     return token
+
+
+def _write_new(path: Path, text: bytes) -> None:
+    """The file appears whole, whatever interrupts this, and replaces none. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        os.link(name, path)
+    finally:
+        os.unlink(name)

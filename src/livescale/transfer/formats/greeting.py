@@ -118,6 +118,12 @@ class Strangers:
                 self._callers.pop(0).break_off()
             self._callers.append(channel)
 
+    def left(self, channel: Channel) -> None:
+        """One that came is not answered."""
+        with self._lock:
+            if channel in self._callers:
+                self._callers.remove(channel)
+
     def answer(self, channel: Channel, check: Callable[[WorkerRef], None]) -> WorkerRef | None:
         """Who opened the channel; None if that is not proved or `check` raises OSError: the
         channel is closed then."""

@@ -131,7 +131,10 @@ class Exchange:
             if peer in self._calling:
                 return None
             self._calling.add(peer)
-        self._run(functools.partial(self._call_and_tell, known), f"calls {peer}")
+        if not self._try_to_run(functools.partial(self._call_and_tell, known), f"calls {peer}"):
+            self._has_called(
+                peer, f"{peer} is not called: no thread starts, or this side is closing"
+            )
         return None
 
     def wait(self, peer: WorkerRef) -> Connection:
@@ -216,6 +219,10 @@ class Exchange:
         if reason is None and not self._establish(peer, channel, is_own=True):
             channel.close()
             reason = f"{peer} is not the newest or this side is closing"
+        self._has_called(peer, reason)
+
+    def _has_called(self, peer: WorkerRef, reason: str | None) -> None:
+        """It can be called again. Without a connection the `reason` is told."""
         with self._changed:
             self._calling.discard(peer)
             # While this side was calling the other did not.
@@ -251,7 +258,8 @@ class Exchange:
                 self._closing.wait(_ACCEPT_PAUSE_S)
                 continue
             self._strangers.came(channel)
-            if not self._run(functools.partial(self._welcome, channel), "greets"):
+            if not self._try_to_run(functools.partial(self._welcome, channel), "greets"):
+                self._strangers.left(channel)
                 channel.close()
 
     def _welcome(self, channel: Channel) -> None:
@@ -323,6 +331,13 @@ class Exchange:
             self._threads = [t for t in self._threads if t.is_alive()]
             self._threads.append(thread)
             return True
+
+    def _try_to_run(self, run: Callable[[], None], does: str) -> bool:
+        """As `_run`; False also where the system gives no thread: others that end free some."""
+        try:
+            return self._run(run, does)
+        except RuntimeError:
+            return False
 
     def __repr__(self) -> str:
         return f"<Exchange {self._worker}, connected {len(self.connected())}>"
