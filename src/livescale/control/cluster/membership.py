@@ -38,7 +38,7 @@ class Membership(OfPool):
             self.settled_at_ns = now_ns + self._config.settle_ns
         self._fleet.give_up_hopeless(now_ns)
         are_workers_there = len(self._fleet.workers) >= self._config.workers_expected
-        # Guests are expected by nobody.
+        # Guests are none of those that are expected.
         agents = len(self._fleet.agents) - len(self._pool.guests)
         if are_workers_there and agents >= self._config.agents_expected:
             self.settled_at_ns = min(self.settled_at_ns, now_ns)
