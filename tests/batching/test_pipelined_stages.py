@@ -29,6 +29,7 @@ happenings = st.tuples(
     st.booleans(),
     st.booleans(),
     st.sampled_from((1, 20, 100)),
+    st.lists(st.sampled_from((64, 80, 96)), min_size=1, max_size=4),
 )
 @example(  # a member says twice that it does not reach a lost one, once to a pipeline formed anew
     counts=[2, 1, 3, 2],
@@ -38,6 +39,7 @@ happenings = st.tuples(
     is_shared=False,
     merges=False,
     token_ns=1,
+    kv_blocks=[64],
 )
 @settings(max_examples=examples(160), deadline=None)
 def test_whatever_happens_tokens_are_right_and_kv_is_freed(
@@ -48,10 +50,11 @@ def test_whatever_happens_tokens_are_right_and_kv_is_freed(
     is_shared: bool,
     merges: bool,
     token_ns: int,
+    kv_blocks: list[int],
 ) -> None:
-    """Instances are lost, or do not reach each other for a while, pipelines are formed anew, clients
-    go; prompts may begin alike."""
-    world = StageWorld(counts, merges=merges, delays=delays, token_ns=token_ns)
+    """Instances are lost, or do not reach each other for a while, pipelines are formed anew, and
+    clients go. Prompts may begin alike, and instances have unlike KV."""
+    world = StageWorld(counts, merges=merges, delays=delays, token_ns=token_ns, kv_blocks=kv_blocks)
     for number, (prompt, output) in enumerate(sizes):
         first = 0 if is_shared else number
         ask = partial(world.request, f"r{number}", number, range(first, first + prompt), output)
@@ -109,6 +112,48 @@ def test_what_a_lost_member_still_computes_harms_no_later_request(merges: bool) 
     for number in range(4):
         start = 9 * number
         world.at(8_510, partial(world.request, f"r{number}", 0, range(start, start + 9), 40))
+    world.play()
+    world.check_end()
+
+
+@pytest.mark.parametrize("asked_ns", [500, 60_000])
+@pytest.mark.parametrize("kv_blocks", [(64, 64, 32), (64, 32, 64), (32, 64, 32), (64, 64, 64)])
+def test_an_instance_with_fewer_blocks_takes_over_when_no_other_is_left(
+    kv_blocks: tuple[int, ...], asked_ns: int
+) -> None:
+    """Of requests that are under way, too."""
+    world = StageWorld([1, 2], kv_blocks=kv_blocks, token_ns=20)
+    for number in range(4):
+        prompt_ids = range(9 * number, 9 * number + 9)
+        world.at(asked_ns, partial(world.request, f"r{number}", 0, prompt_ids, 40))
+    world.at(2_000, partial(world.lose, 1))
+    world.play()
+    world.check_end()
+
+
+@given(
+    st.lists(st.sampled_from((32, 48, 64)), min_size=3, max_size=5),
+    st.lists(st.tuples(st.integers(0, 9_000), st.integers(1, 40)), min_size=1, max_size=8),
+    st.lists(
+        st.tuples(st.integers(0, 9_000), st.sampled_from(("lose", "cut")), st.integers(1, 4)),
+        min_size=1,
+        max_size=4,
+    ),
+)
+@settings(max_examples=examples(60), deadline=None)
+def test_requests_go_through_whichever_instances_are_left(
+    kv_blocks: list[int], asked: list[tuple[int, int]], happens: list[tuple[int, str, int]]
+) -> None:
+    """One stage has instances with unlike KV."""
+    world = StageWorld([1, len(kv_blocks) - 1], kv_blocks=kv_blocks)
+    for number, (at_ns, output) in enumerate(asked):
+        prompt_ids = range(9 * number, 9 * number + 9)
+        world.at(at_ns, partial(world.request, f"r{number}", 0, prompt_ids, output))
+    for at_ns, what, which in happens:
+        happening = partial(world.lose, which)
+        if what == "cut":
+            happening = partial(world.cut, 0, which, 3_000)
+        world.at(at_ns, happening)
     world.play()
     world.check_end()
 

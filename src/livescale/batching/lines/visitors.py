@@ -202,8 +202,8 @@ class Visitors:
         return True
 
     def take(self, visit: Visit) -> bool:
-        """It is run when all that came before it was. False: it is void, or its leader has no blocks
-        here."""
+        """It is run when all that came before it was. False: it is void, or its leader has no
+        blocks here."""
         lease = self.leases.get(visit.lead)
         if lease is None or lease.is_void(visit):
             return False
