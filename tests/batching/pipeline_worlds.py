@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
@@ -60,8 +60,8 @@ class StageNode:
 
 
 class StageWorld:
-    """Of each stage there are as many instances as `counts` has. A Run takes `run_ns`, and
-    `token_ns` for each position."""
+    """Of each stage there are as many instances as `counts` has, with `kv_blocks` in turns. A Run
+    takes `run_ns`, and `token_ns` for each position."""
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class StageWorld:
         *,
         merges: bool = True,
         config: BatcherConfig = CONFIG,
+        kv_blocks: Sequence[int] = (CONFIG.kv_blocks,),
         delays: Sequence[int] = (5,),
         run_ns: int = 100,
         token_ns: int = 1,
@@ -83,8 +84,11 @@ class StageWorld:
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._number = 0
-        #: by leader: the number and shares of its pipeline
-        self._known: dict[WorkerRef, tuple[int, int]] = {}
+        #: by leader: its pipeline
+        self._known: dict[WorkerRef, Pipeline] = {}
+        #: living workers that do not reach each other now, and how often any two did not
+        self._apart: set[frozenset[WorkerRef]] = set()
+        self._cuts: Counter[frozenset[WorkerRef]] = Counter()
         self.nodes: dict[WorkerRef, StageNode] = {}
         #: those that had several parts, and all; those of later stages
         self.merged = self.executions = 0
@@ -96,7 +100,8 @@ class StageWorld:
         for (stage, own), count in zip(stages_of("m", layers, spans), counts, strict=True):
             for _ in range(count):
                 ref = WorkerRef(len(self.nodes))
-                batcher = Batcher(config, LayerSpan(0, own))
+                blocks = kv_blocks[ref.worker % len(kv_blocks)]
+                batcher = Batcher(replace(config, kv_blocks=blocks), LayerSpan(0, own))
                 executor = StageExecutor(batcher, stage, layers - 2, self._salts, states)
                 serving = StageBatcher(batcher, ref.worker + 1, stage, limits)
                 serving.layers_arrived(own)
@@ -110,7 +115,8 @@ class StageWorld:
 
     def form(self) -> None:
         """Pipelines of all that live: each node is told after a while. As with the controller, a
-        leader's keeps its number unless that is broken, or has other shares."""
+        leader's keeps its number unless that is broken, and has the same members, or has other
+        shares."""
         stages = self._living()
         leaders = stages[0]
         pipelines = []
@@ -122,15 +128,9 @@ class StageWorld:
                 for stage in stages[1:]
             ]
             shares = max([1, *(-(-len(leaders) // len(stage)) for stage in stages[1:])])
-            number, as_before = self._known.get(leader.ref, (0, 0))
-            broke = leader.serving.team_broke
-            if not number or as_before != shares or (broke is not None and broke.team == number):
-                self._number += 1
-                number = self._number
-            self._known[leader.ref] = number, shares
-            ways = [[leader], *own]
+            ways = self._reached([[leader], *own])
             members = tuple(tuple(self._member(node) for node in stage) for stage in ways)
-            pipelines.append(Pipeline(number, members, shares))
+            pipelines.append(self._numbered(leader, members, shares))
         for node in itertools.chain.from_iterable(stages):
             partner = self._member(node).partner
             own_ones = [p for p in pipelines if partner in [m.partner for m in p.members]]
@@ -166,6 +166,20 @@ class StageWorld:
             if ref == node.ref:
                 self._dispatch(name, attempt + 1, 0)
         self.at(self.now_ns + 200, self.form)
+
+    def cut(self, which: int, other: int, for_ns: int) -> None:
+        """Two living workers do not reach each other for a while. What is on its way between them
+        is lost, and nothing else."""
+        ends = [self.nodes[WorkerRef(n % len(self.nodes))] for n in (which, other)]
+        pair = frozenset(node.ref for node in ends)
+        if len(pair) < 2 or pair in self._apart or not all(node.is_alive for node in ends):
+            return
+        self._apart.add(pair)
+        self._cuts[pair] += 1
+        for node, far in (ends, ends[::-1]):
+            self._between(node, partial(node.serving.peer_lost, far.ref))
+        self.at(self.now_ns + 200, self.form)
+        self.at(self.now_ns + for_ns, partial(self._joined, pair))
 
     def play(self, events_max: int = 60_000) -> None:
         """Let everything happen."""
@@ -205,6 +219,33 @@ class StageWorld:
             if node.is_alive:
                 found.setdefault(node.stage.number, []).append(node)
         return [found[number] for number in sorted(found)]
+
+    def _joined(self, pair: frozenset[WorkerRef]) -> None:
+        self._apart.discard(pair)
+        self.form()
+
+    def _reached(self, ways: Sequence[Sequence[StageNode]]) -> list[list[StageNode]]:
+        """Without the later one of any two that are apart, where its stage has others."""
+        left = [list(stage) for stage in ways]
+        for stage, later_stage in itertools.combinations(left, 2):
+            for one, later in itertools.product(stage, [*later_stage]):
+                is_apart = frozenset((one.ref, later.ref)) in self._apart
+                if is_apart and later in later_stage and len(later_stage) > 1:
+                    later_stage.remove(later)
+        return left
+
+    def _numbered(
+        self, leader: StageNode, members: tuple[tuple[TeamMember, ...], ...], shares: int
+    ) -> Pipeline:
+        before, broke = self._known.get(leader.ref), leader.serving.team_broke
+        number = 0
+        if before is not None and before.shares == shares:
+            is_broken = broke is not None and broke.team == before.number
+            number = 0 if is_broken and before.stages == members else before.number
+        if not number:
+            self._number = number = self._number + 1
+        self._known[leader.ref] = Pipeline(number, members, shares)
+        return self._known[leader.ref]
 
     def _member(self, node: StageNode) -> TeamMember:
         span = node.stage.span(node.serving.batcher.span.stop)
@@ -270,7 +311,8 @@ class StageWorld:
         serving, rows = node.serving, node.executor.rows
         for peer, message in serving.take_outbox(self.now_ns):
             payload = rows[message.key] if isinstance(message, Visit) and message.rows else ()
-            told = partial(self._arrive, node.ref, peer, message, payload)
+            cuts = self._cuts[frozenset((node.ref, peer))]
+            told = partial(self._arrive, node.ref, peer, message, payload, cuts)
             self.at(self._arrives_ns(node.ref, peer), told)
         for request, attempt in serving.take_returned():
             if self._owners.get(request) == (node.ref, attempt):
@@ -298,13 +340,16 @@ class StageWorld:
         if request in self._owners and self._owners[request][1] == attempt:
             self._dispatch(request, attempt + 1, attempt)
 
-    def _arrive(self, ref: WorkerRef, peer: WorkerRef, message: LiveMessage, payload: Rows) -> None:
-        node = self.nodes[peer]
-        if not node.is_alive:  # no connection can be made
+    def _arrive(
+        self, ref: WorkerRef, peer: WorkerRef, message: LiveMessage, payload: Rows, cuts: int
+    ) -> None:
+        """Their connection had broken so often when it was sent."""
+        node, pair = self.nodes[peer], frozenset((ref, peer))
+        if self._cuts[pair] > cuts or not self.nodes[ref].is_alive:
+            return
+        if not node.is_alive or pair in self._apart:  # no connection can be made
             sender = self.nodes[ref]
             self._between(sender, partial(sender.serving.peer_lost, peer))
-            return
-        if not self.nodes[ref].is_alive:
             return
         take = partial(self._take, node, ref, message, payload)
         if node.waiting or (node.runs and not node.serving.may_come(ref, message)):

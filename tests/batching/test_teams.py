@@ -357,7 +357,7 @@ SECOND = Partner(3, WorkerRef(2))
 
 
 def visit(way: Sequence[Stop], segment: Segment) -> Visit:
-    return Visit(LEAD, Partner(2, WorkerRef(1)), 1, tuple(way), (segment,))
+    return Visit(LEAD, Partner(2, WorkerRef(1)), 1, tuple(way), (segment,), (1,))
 
 
 def segment(first: int = 0, count: int = 3, table: tuple[int, ...] = (0,)) -> Segment:

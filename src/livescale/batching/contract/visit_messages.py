@@ -57,6 +57,11 @@ class Visit(Value, frozen=True, tag=True):
     Rows come along where the first span does not begin with layer 0: one per position, in segment
     order. Behind layer 0 only the number of a segment's token ids counts. Of requests that are
     `faulty` an instance before could not compute rows: theirs say nothing.
+
+    `flying` are the leader's Runs that were on their way when this one began, itself included.
+    Each earlier one is over, or void: its leader has forgotten it with a member, which may compute
+    it still. The leader gives the blocks of a void Run to later ones, and each of these says so
+    wherever it comes: no message has to reach a member before another one's.
     """
 
     lead: Lead
@@ -64,6 +69,7 @@ class Visit(Value, frozen=True, tag=True):
     run: int
     way: tuple[Stop, ...]
     segments: tuple[Segment, ...]
+    flying: tuple[int, ...]
     faulty: tuple[FaultyRequest, ...] = ()
 
     @property

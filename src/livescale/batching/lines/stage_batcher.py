@@ -243,6 +243,8 @@ class StageBatcher(Serving):
 
     def _take(self, message: VisitMessage) -> None:
         if isinstance(message, Visit):
+            if self.visitors.drop_void(message):
+                self._counts.keep(self.visitors.holds)
             if self.visitors.take(message):
                 self._counts.came(message.key)
         elif isinstance(message, Disbanded):

@@ -110,15 +110,15 @@ class StageLead(Leading):
         if quota.member not in self.partners() or not self.is_of_now(quota):
             return []
         self._quotas[quota.member] = quota.blocks
-        if self.batcher is None and all(map(self._granted, self.stages)):
-            blocks = min(self._quotas.values())
-            config = replace(self._config, kv_blocks=blocks)
-            self.batcher = Batcher(config, self._span, runs_max=_RUNS_MAX, pick=self._pick)
+        self._count_anew()
         return self.begin_early()
 
     def begin_early(self) -> list[SequenceSpec]:
         """Requests that waited for a way have one, if there is one now. Returns those that its
         quotas can never hold."""
+        if not self._early:
+            return []
+        self._count_anew()
         if not self._ways():
             return []
         return [spec for spec in self.take_early() if not self.add(spec)]
@@ -159,6 +159,7 @@ class StageLead(Leading):
 
     def add(self, spec: SequenceSpec) -> bool:
         """Accept a request that the instance could run. False if the quotas can never hold it."""
+        self._count_anew()
         ways = self._ways()
         if self.batcher is None or not ways:
             self._early[spec.request] = spec
@@ -250,6 +251,24 @@ class StageLead(Leading):
             assert self._led.keys() == {*self.batcher.requests()}, f"{self._led} are not led"
 
     # -- helpers, in the order used -------------------------------------------------------------
+
+    def _count_anew(self) -> None:
+        """The Batcher counts with the fewest blocks that a member has granted. One that comes later
+        may have fewer, and gets no requests; but where a stage has such ones only, the Batcher
+        begins anew with fewer, as soon as nothing is led."""
+        if self.batcher is not None and (self._led or self._flying or self._ways()):
+            return
+        granted = [
+            [blocks for stop in stage if (blocks := self._quotas.get(stop.partner.instance))]
+            for stage in self.stages
+        ]
+        if not granted or not all(granted):
+            return
+        config = replace(self._config, kv_blocks=min(map(min, granted)))
+        before = self.batcher
+        self.batcher = Batcher(config, self._span, runs_max=_RUNS_MAX, pick=self._pick)
+        if before is not None:
+            self.batcher.count_on(before)
 
     def _granted(self, stage: Sequence[Stop]) -> list[Stop]:
         """Members that have as many blocks as the Batcher counts with."""

@@ -212,8 +212,9 @@ class StageLeads:
                     self._loses(lead, instance, None)
             for partner in lead.take_left():
                 self._tell(partner, Disbanded(lead.lead))
-            if lead.is_ending:  # no further way comes
-                self.returned += [(spec.request, spec.attempt) for spec in lead.take_early()]
+            # No further way comes for one that ends; else what was led may have ended meanwhile.
+            none = lead.take_early() if lead.is_ending else lead.begin_early()
+            self.returned += [(spec.request, spec.attempt) for spec in none]
             if lead.is_ending and (lead.batcher is None or not lead.has_work):
                 self._end(lead)
 

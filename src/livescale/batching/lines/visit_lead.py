@@ -89,7 +89,8 @@ class Leading:
         if not self._flying:
             self.since_ns = None
         self._flying[number] = run, way
-        return Visit(self.lead, self.home, number, way, tuple(map(_as_sent, run.segments)))
+        segments = tuple(map(_as_sent, run.segments))
+        return Visit(self.lead, self.home, number, way, segments, tuple(self._flying))
 
     def _ended(self, number: int, token_ids: Sequence[int]) -> list[EmittedTokens]:
         """The Run has gone all the way. Tokens of a Run that is not known are left out."""

@@ -57,6 +57,13 @@ class _Lease:
     stay: int = 0
     #: KV that others fetch, by their batches
     parts: dict[BatchKey, KvPlaces] = field(default_factory=dict)
+    #: the leader's latest Run that came
+    latest: Visit | None = None
+
+    def is_void(self, visit: Visit) -> bool:
+        """The leader has forgotten the Run. Its blocks may be those of later ones."""
+        latest = self.latest
+        return latest is not None and visit.run < latest.run and visit.run not in latest.flying
 
 
 class Visitors:
@@ -181,7 +188,7 @@ class Visitors:
     def expects(self, visit: Visit) -> bool:
         """Rows of the visit are wanted. Raises UnexpectedMessage if it cannot be run here."""
         lease = self.leases.get(visit.lead)
-        if lease is None:
+        if lease is None or lease.is_void(visit):
             return False
         if not visit.way or visit.way[0].partner.instance != self._instance:
             raise UnexpectedMessage(f"a visit for {visit.way[:1]} at instance {self._instance}")
@@ -195,11 +202,24 @@ class Visitors:
         return True
 
     def take(self, visit: Visit) -> bool:
-        """It is run when all that came before it was. False: its leader has no blocks here."""
-        if visit.lead not in self.leases:
+        """It is run when all that came before it was. False: it is void, or its leader has no
+        blocks here."""
+        lease = self.leases.get(visit.lead)
+        if lease is None or lease.is_void(visit):
             return False
         self._line.append(visit)
         return True
+
+    def drop_void(self, visit: Visit) -> bool:
+        """Runs that are void, as this one of their leader says, wait no more. Those in flight write
+        before it does, which harms nothing. False: none of them waited."""
+        lease = self.leases.get(visit.lead)
+        if lease is None or (lease.latest is not None and lease.latest.run > visit.run):
+            return False
+        lease.latest = visit
+        count = len(self._line)
+        self._line = deque(v for v in self._line if v.lead != visit.lead or not lease.is_void(v))
+        return len(self._line) < count
 
     def next(self) -> Run | None:
         """The next Run: it can be carried out behind the one in flight."""

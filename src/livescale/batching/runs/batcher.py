@@ -320,6 +320,11 @@ class Batcher:
             prefill_ns=prefill_ns,
         )
 
+    def count_on(self, before: Batcher) -> None:
+        """This one goes on in place of another: its sums, which only grow, are those of both."""
+        self.emitted_tokens += before.emitted_tokens
+        self.room.count_on(before.room)
+
     def requests(self) -> tuple[tuple[RequestId, int], ...]:
         """(request, attempt) of everything here, waiting or running."""
         sequences = (*self.lines.running.values(), *self.held, *self.lines.waiting.values())

@@ -45,6 +45,12 @@ class KvRoom:
         #: of these, the ones that were found in the prefix index and not computed
         self.reused_tokens = 0
 
+    def count_on(self, before: KvRoom) -> None:
+        """This one goes on in place of another."""
+        self.preemptions += before.preemptions
+        self.prefix_lookup_tokens += before.prefix_lookup_tokens
+        self.reused_tokens += before.reused_tokens
+
     # -- what fits --------------------------------------------------------------------------
 
     @property
