@@ -24,7 +24,9 @@ _KIB, _MIB, _GIB, _TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 _NAME_CHARS_MAX = 64
 """No name is longer; looking for the nearest one of a long text takes time."""
 _UNLIMITED_WORDS = ("none", "null")
-"""How an environment variable or a flag gives None."""
+"""How text gives None, wherever it stands. YAML itself knows only null."""
+_YAML_SWITCH = {True: "on", False: "off"}
+"""What a file had where YAML reads a boolean."""
 
 
 class ConfigError(UserError, ValueError):
@@ -102,7 +104,7 @@ def read_values(
 ) -> dict[str, object]:
     """Checked values by name. Raises ConfigError for the first unknown key or bad value.
 
-    `is_text` reads numbers and "none" from strings; `also` names keys that are no settings but
+    `is_text` reads numbers from strings; `also` names keys that are no settings but
     may be meant by an unknown one.
     """
     known = {setting.name: setting for setting in settings}
@@ -115,10 +117,12 @@ def read_values(
 
 
 def _read_value(setting: Setting, value: object, where: str, is_text: bool) -> object:
+    if setting.is_optional and (value is None or _is_none(value)):
+        return None
     if is_text and isinstance(value, str):
         value = _from_text(setting, value)
-    if value is None and setting.is_optional:
-        return None
+    if isinstance(value, bool) and _YAML_SWITCH[value] in setting.about.choices:
+        value = _YAML_SWITCH[value]
     if setting.is_amount_of_bytes and isinstance(value, str):
         value = amount_of_bytes(value, where)
     if setting.type == "int":
@@ -134,11 +138,13 @@ def _read_value(setting: Setting, value: object, where: str, is_text: bool) -> o
     return value
 
 
+def _is_none(value: object) -> bool:
+    return isinstance(value, str) and value.lower() in _UNLIMITED_WORDS
+
+
 def _from_text(setting: Setting, text: str) -> object:
-    """What a flag's or variable's text stands for: a number if it is one, None for "none", a
-    mapping as YAML has it."""
-    if setting.is_optional and text.lower() in _UNLIMITED_WORDS:
-        return None
+    """What a flag's or variable's text stands for: a number if it is one, a mapping as YAML has
+    it."""
     if setting.keys:
         with contextlib.suppress(yaml.YAMLError, ValueError):
             return yaml.load(text, _StrictLoader)
