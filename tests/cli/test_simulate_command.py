@@ -182,6 +182,48 @@ def test_a_workload_brings_its_models(livescale: Livescale, cluster: Path, tmp_p
     assert requests[0] == requests[1] > 20
 
 
+@pytest.mark.parametrize("general", ["ttft=60s", "ttft=1us"])
+@pytest.mark.parametrize("strategy", ["livescale", "livescale,fixed-full"])
+def test_models_are_judged_by_the_slo_of_their_entry(
+    livescale: Livescale, cluster: Path, tmp_path: Path, general: str, strategy: str
+) -> None:
+    """Whatever the command's own SLO says, which judges the models without one."""
+    gamma = "gamma: {input: 300, output: 10}, rate: 1"
+    entries = [
+        f"{{model: llama-3-8b, name: strict, {gamma}, slo: ttft=1us}}",
+        f"{{model: llama-3-8b, name: mild, {gamma}, slo: ttft=60s}}",
+        f"{{model: llama-3-8b, name: plain, {gamma}}}",
+    ]
+    file, figures, record = (tmp_path / name for name in ("w.yaml", "w.json", "records"))
+    file.write_text("seconds: 10\nmodels: [" + ", ".join(entries) + "]\n")
+    words = ("simulate", "--workload", file, "-c", cluster, "--slo", general, "--report", record)
+    code, printed, _ = livescale(*words, "--strategy", strategy, "--json", figures)
+    assert code == 0
+    found = read(figures)
+    for run in found.get("runs", [found]):
+        lines = read_record(record / f"{run['name']}.jsonl")
+        asked = [line.model for line in lines if isinstance(line, RequestLine)]
+        good = asked.count("mild") + (asked.count("plain") if general == "ttft=60s" else 0)
+        assert run["slo_attainment"] == pytest.approx(good / len(asked))
+        assert run["slo_of_models"] == {"strict": "ttft=0.001ms", "mild": "ttft=60000ms"}
+    assert "2 models by bounds of their own" in (record / "report.html").read_text()
+    assert ("2 models by bounds of their own" in printed) == ("," not in strategy)
+
+
+def test_the_slo_of_an_entry_is_what_its_model_scales_to(
+    livescale: Livescale, cluster: Path, tmp_path: Path
+) -> None:
+    """As a pool that knows it: with less time for the first token, more instances."""
+    most = {}
+    for slo in ("ttft=200ms", "ttft=60s"):
+        file, figures = tmp_path / "w.yaml", tmp_path / "w.json"
+        gamma = "gamma: {input: 3000, output: 10, cv: 4}, rate: 12"
+        file.write_text(f"seconds: 20\nmodels: [{{model: llama-3-8b, {gamma}, slo: {slo}}}]\n")
+        livescale("simulate", "--workload", file, "-c", cluster, "--json", figures)
+        most[slo] = read(figures)["device_seconds"]
+    assert most["ttft=200ms"] > most["ttft=60s"]
+
+
 def test_too_long_requests_are_clipped_and_counted(
     livescale: Livescale, cluster: Path, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,7 @@ from livescale.cli.loads import choose_load, data_folder
 from livescale.clusters.files import NamedTopology, find_cluster, read_topology
 from livescale.clusters.topology import Device, Host, Topology
 from livescale.common.errors import UserError
+from livescale.config.slo import SloAbsolute, SloMultipleOfMean, SloOfModels, SloRule
 from livescale.control.multicast.planner import STRATEGIES
 from livescale.load.traces import TraceRow, divide_lengths
 from livescale.load.workloads import WorkloadModel, read_workload
@@ -55,7 +56,8 @@ _SPLIT = re.compile(r"([1-9]\d{0,5})\+([1-9]\d{0,5})")
 class PoolChoice:
     """What is to be run: rows by model name, arrivals counted from the load's start.
 
-    `clipped` requests were longer than what an instance can serve.
+    `clipped` requests were longer than what an instance can serve. `slos` has the models that are
+    judged by a rule of their own.
     """
 
     cluster_name: str
@@ -64,6 +66,11 @@ class PoolChoice:
     load_name: str
     loads: dict[str, list[TraceRow]]
     clipped: int = 0
+    slos: dict[str, SloAbsolute | SloMultipleOfMean] = field(default_factory=dict)
+
+    def slo(self, general: SloAbsolute | SloMultipleOfMean) -> SloRule:
+        """By what all requests are judged, if the others are judged by the general rule."""
+        return SloOfModels(general, self.slos) if self.slos else general
 
     def config(self, system: System) -> SimConfig:
         """The pool, run as that system. Raises UserError."""
@@ -239,6 +246,8 @@ def pooled(model: WorkloadModel) -> PooledModel:
         idle_ns=model.idle_ns,
         priority=model.priority,
         roles=roles,
+        # A multiple of the mean is known only when the run is over.
+        slo=model.slo if isinstance(model.slo, SloAbsolute) else None,
     )
 
 
@@ -294,8 +303,9 @@ def _many(arguments: argparse.Namespace, name: str, cluster: NamedTopology) -> P
         f"workload: {arguments.workload}: {len(models)} models, {requests} requests in"
         f" {workload.duration_ns / NS_PER_S:g} s"
     )
+    slos = {model.name: model.slo for model in workload.models if model.slo is not None}
     clipped = workload.clipped_requests
-    return PoolChoice(name, cluster, models, arguments.workload.stem, loads, clipped)
+    return PoolChoice(name, cluster, models, arguments.workload.stem, loads, clipped, slos)
 
 
 def _clipped(choice: PoolChoice) -> PoolChoice:

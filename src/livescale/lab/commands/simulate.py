@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when every request ended well."""
-    slo = parse_slo(arguments.slo)
+    general = parse_slo(arguments.slo)
     systems = choose_systems(arguments)
     rates = parse_sweep(arguments.sweep) if arguments.sweep is not None else ()
     if rates and (arguments.strategy or arguments.report or arguments.record):
@@ -71,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.record is not None and len(systems) > 1:
         raise UserError("--record holds one strategy's run: with several, use --report DIR")
     choice = choose(arguments)
+    slo = choice.slo(general)
     print(choice.describe())
     if rates:
         return sweep(choice, rates, slo, arguments)
