@@ -273,6 +273,7 @@ def test_a_sweep_goes_from_loading_speed_to_violations(
         (("--sweep", "speed=3"), "write bandwidth=10,25,100"),
         (("--sweep", "bandwidth=0"), "write bandwidth=10,25,100"),
         (("--strategy", "livescale,tree", "--record", "a.jsonl"), "use --report DIR"),
+        (("--report", "d", "--record", "a.jsonl"), "--report DIR holds the record, too"),
         (("--sweep", "bandwidth=10", "--report", "d"), "--sweep has runs of its own"),
         (("--slo", "soon"), "'soon' is not a valid SLO"),
         (("--workload", "w.yaml"), "replaces a trace and --model"),

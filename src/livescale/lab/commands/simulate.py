@@ -70,6 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--sweep has runs of its own: no --strategy, --report or --record with it")
     if arguments.record is not None and len(systems) > 1:
         raise UserError("--record holds one strategy's run: with several, use --report DIR")
+    if arguments.record is not None and arguments.report is not None:
+        raise UserError("--report DIR holds the record, too. Remove --record")
     choice = choose(arguments)
     slo = choice.slo(general)
     print(choice.describe())
