@@ -11,6 +11,7 @@ import typing
 from collections.abc import Hashable, Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 import yaml
@@ -146,8 +147,8 @@ def _from_text(setting: Setting, text: str) -> object:
     """What a flag's or variable's text stands for: a number if it is one, a mapping as YAML has
     it."""
     if setting.keys:
-        with contextlib.suppress(yaml.YAMLError, ValueError):
-            return yaml.load(text, _StrictLoader)
+        with contextlib.suppress(yaml.YAMLError):
+            return _from_yaml(text)
         return text
     is_number = setting.type == "int" and re.fullmatch(r"[+-]?\d{1,30}", text.strip())
     return int(text) if is_number else text
@@ -224,12 +225,24 @@ def _period(text: str) -> Period:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping; YAML's usual loaders keep the last one."""
+    """Refuses a key that stands twice in a mapping; YAML's usual loaders keep the last one. And
+    raises a YAMLError for any value that is not what its tag says."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (AttributeError, LookupError, ValueError) as error:
+            # What the constructors of the library raise: of these, only a ValueError is in words.
+            reason = f": {error}" if isinstance(error, ValueError) else ""
+            problem = f"'{node.value}' is not a valid {node.tag.rpartition(':')[2]}{reason}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     def construct_mapping(
         self, node: yaml.MappingNode, deep: bool = False
     ) -> dict[Hashable, object]:
         seen: list[object] = []
+        if not isinstance(node, yaml.MappingNode):
+            return super().construct_mapping(node, deep)  # which refuses it
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
@@ -244,7 +257,7 @@ class _StrictLoader(yaml.SafeLoader):
 def read_yaml(path: Path) -> dict[object, object]:
     try:
         with path.open(encoding="utf-8") as file:
-            document = yaml.load(file, _StrictLoader)
+            document = _from_yaml(file)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -253,11 +266,19 @@ def read_yaml(path: Path) -> dict[object, object]:
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigError(f"{path}{where}: {error.problem}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date or number
+    except yaml.YAMLError as error:
         raise ConfigError(f"{path}: {error}") from None
     if document is None:
         return {}
     return as_mapping(document, f"{path}: the file")
+
+
+def _from_yaml(text: str | TextIO) -> object:
+    """What YAML stands for. Raises yaml.YAMLError, and what reading a file raises."""
+    try:
+        return yaml.load(text, _StrictLoader)
+    except RecursionError:
+        raise yaml.YAMLError("lists or mappings are nested too deeply") from None
 
 
 def as_mapping(document: object, what: str) -> dict[object, object]:
