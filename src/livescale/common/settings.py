@@ -21,6 +21,8 @@ from livescale.values.scaling_policies import Period
 from livescale.values.types import Value
 
 ENVIRONMENT_PREFIX = "LIVESCALE_"
+BYTES_MAX = 1 << 62
+"""No amount of bytes is larger; a slip of the pen must not fill the memory."""
 _KIB, _MIB, _GIB, _TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 _NAME_CHARS_MAX = 64
 """No name is longer; looking for the nearest one of a long text takes time."""
@@ -187,6 +189,8 @@ def amount_of_bytes(text: str, where: str) -> int:
     amount = Decimal(found[1]) * base ** _POWER[(found[2] or "").upper()]
     if amount != amount.to_integral_value():
         raise ConfigError(f"{where} is '{text}', not a whole number of bytes")
+    if amount > BYTES_MAX:
+        raise ConfigError(f"{where} is '{text}', above the largest amount of {BYTES_MAX} bytes")
     return int(amount)
 
 
