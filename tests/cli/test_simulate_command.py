@@ -275,6 +275,7 @@ def test_a_sweep_goes_from_loading_speed_to_violations(
         (("--strategy", "livescale,tree", "--record", "a.jsonl"), "use --report DIR"),
         (("--report", "d", "--record", "a.jsonl"), "--report DIR holds the record, too"),
         (("--sweep", "bandwidth=10", "--report", "d"), "--sweep has runs of its own"),
+        (("--sweep", "bandwidth=10,0.0000000001"), "--sweep: a bandwidth is 1e-10. Give a number"),
         (("--slo", "soon"), "'soon' is not a valid SLO"),
         (("--workload", "w.yaml"), "replaces a trace and --model"),
     ],
@@ -286,6 +287,31 @@ def test_wrong_input_is_one_clear_line(
     assert code == 1
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("amount", ["nan", "inf", "-inf", "0", "-1", "1e-12", "1e300"])
+@pytest.mark.parametrize("flag", ["--link-gbit", "--storage-gbit", "--host-memory-gb"])
+def test_amounts_that_no_pool_has_are_named(
+    livescale: Livescale, trace: Path, flag: str, amount: str
+) -> None:
+    code, _, error = livescale("simulate", trace, "--workers", 2, f"{flag}={amount}")
+    assert code == 1
+    assert f"{flag} is {float(amount):g}. Give a number from 1e-06 to 1e+09" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words", [("burst",), ("--model", "llama-3-8b"), ("--seconds", "5"), ("--seconds", "300")]
+)
+def test_a_workload_stands_alone(
+    livescale: Livescale, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Also a flag that says the default would have no effect."""
+    file = tmp_path / "w.yaml"
+    file.write_text(WORKLOAD)
+    code, _, error = livescale("simulate", "--workload", file, *words)
+    assert code == 1
+    assert "Remove the trace, --model and --seconds" in error
 
 
 def test_a_cluster_that_is_not_there_and_one_without_known_accelerators(

@@ -100,7 +100,7 @@ def read_workload(path: Path, data_dir: Path | None, seed: int) -> Workload:
 class _Head(msgspec.Struct, frozen=True):
     """What a file has of the workload as a whole."""
 
-    seconds: Annotated[float, Meta(gt=0, le=_YEAR_S)]
+    seconds: Annotated[float, Meta(ge=1 / NS_PER_S, le=_YEAR_S)]
 
 
 class _Entry(Value, frozen=True, kw_only=True):

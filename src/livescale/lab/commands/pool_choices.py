@@ -37,6 +37,8 @@ from livescale.values.types import WorkerRef, agent_ref
 from livescale.values.units import GBIT_BYTES, NS_PER_S
 
 _DEVICE_LINK_GBIT = 128
+_AMOUNTS = (1e-6, 1e9)
+"""Least and largest number of Gbit/s, and of GB. The least is still some bytes."""
 _PLACEMENTS: dict[str, Placement] = {
     "spread": SpreadCopies(),
     "cache": CacheCopies(),
@@ -225,6 +227,13 @@ def a800_workers(
     return NamedTopology(Topology(devices, agents, remote_storage_bytes_per_s=storage))
 
 
+def check_amount(amount: float, flag: str) -> None:
+    """A rate in Gbit/s or a memory in GB can be simulated. Raises UserError."""
+    least, largest = _AMOUNTS
+    if not least <= amount <= largest:  # "nan" is neither
+        raise UserError(f"{flag} is {amount:g}. Give a number from {least:g} to {largest:g}")
+
+
 def pooled(model: WorkloadModel) -> PooledModel:
     """A workload's model as a pool serves it."""
     roles = None
@@ -271,10 +280,11 @@ def _cluster(arguments: argparse.Namespace) -> tuple[str, NamedTopology]:
     if arguments.cluster is not None:
         path = find_cluster(arguments.cluster)
         return path.stem, read_topology(path)
-    if arguments.workers < 1 or min(arguments.link_gbit, arguments.storage_gbit) <= 0:
-        raise UserError("--workers, --link-gbit and --storage-gbit must be positive")
-    if arguments.hosts < 0 or arguments.host_memory_gb <= 0:
-        raise UserError("--hosts must not be negative and --host-memory-gb must be positive")
+    if arguments.workers < 1 or arguments.hosts < 0:
+        raise UserError("--workers must be at least 1, and --hosts must not be negative")
+    check_amount(arguments.link_gbit, "--link-gbit")
+    check_amount(arguments.storage_gbit, "--storage-gbit")
+    check_amount(arguments.host_memory_gb, "--host-memory-gb")
     cluster = a800_workers(
         arguments.workers,
         arguments.hosts,
@@ -286,8 +296,9 @@ def _cluster(arguments: argparse.Namespace) -> tuple[str, NamedTopology]:
 
 
 def _many(arguments: argparse.Namespace, name: str, cluster: NamedTopology) -> PoolChoice:
-    if arguments.trace is not None or arguments.model is not None:
-        raise UserError("--workload replaces a trace and --model. Remove the trace and --model")
+    if any(given is not None for given in (arguments.trace, arguments.model, arguments.seconds)):
+        problem = "--workload replaces a trace and --model, and has its own seconds"
+        raise UserError(f"{problem}. Remove the trace, --model and --seconds")
     if arguments.divide_lengths < 1 or not 0 < arguments.factor <= 1000:
         raise UserError("--divide-lengths must be at least 1, --factor in (0, 1000]")
     workload = read_workload(arguments.workload, data_folder(), arguments.seed)

@@ -25,6 +25,7 @@ from livescale.config.slo import SloAbsolute, SloError, SloRule, parse_slo
 from livescale.lab.commands.pool_choices import (
     PoolChoice,
     add_pool_arguments,
+    check_amount,
     choose,
     choose_system,
     choose_systems,
@@ -225,6 +226,8 @@ def parse_sweep(text: str) -> tuple[float, ...]:
     rates = tuple(sorted({float(part) for part in found[1].split(",")})) if found else ()
     if not rates or rates[0] <= 0:
         raise UserError(f"--sweep {text}: write bandwidth=10,25,100 (Gbit/s, above 0)")
+    for rate in rates:
+        check_amount(rate, "--sweep: a bandwidth")
     return rates
 
 
