@@ -13,6 +13,7 @@ from livescale.config.slo import (
     SloAbsolute,
     SloError,
     SloMultipleOfMean,
+    SloOfModels,
     parse_slo,
     percentile,
 )
@@ -119,3 +120,23 @@ def test_median_is_the_low_median(values: list[int]) -> None:
 def test_percentile_of_nothing_is_an_error(values: list[int], q: int) -> None:
     with pytest.raises(ValueError, match="percentile"):
         percentile(values, q)
+
+
+def asked_of(model: str, ttft_ns: int, ok: bool = True) -> RequestTiming:
+    return RequestTiming("r", 0, 0, (ttft_ns,), ttft_ns, ok, model)
+
+
+def test_each_model_is_judged_by_its_own_rule() -> None:
+    """A multiple of the mean refers to what it judges, and to all where that has no mean."""
+    timings = [asked_of("a", 10), asked_of("a", 30), asked_of("b", 100), asked_of("c", 100)]
+    twice = SloMultipleOfMean(2)
+    slo = SloOfModels(twice, {"a": twice, "b": SloAbsolute(99), "d": twice}).resolve(timings)
+    assert (slo.ttft_ns, slo.of_models) == (200, {"a": SloAbsolute(40), "b": SloAbsolute(99)})
+    judged = [(model, n) for model in "abcd" for n in (40, 99, 200, 201)]
+    met = [(model, n) for model, n in judged if slo.is_met(asked_of(model, n))]
+    assert met == [
+        *(("a", 40), ("b", 40), ("b", 99)),
+        *((model, n) for model in "cd" for n in (40, 99, 200)),
+    ]
+    lost = [asked_of("a", 10), asked_of("c", 7, ok=False)]
+    assert SloOfModels(twice, {"a": SloAbsolute(1)}).resolve(lost).ttft_ns == 20

@@ -123,6 +123,27 @@ def test_what_is_no_rate_is_named(text: object) -> None:
         ("leaves: [{name: x, count: 2}]", ["leaves[0].name", "two leaves"]),
         ("leaves: [{name: x, spine: 0Gbit}]", ["leaves[0].spine", "'0Gbit'"]),
         ("hosts: [{name: a, devices: [{count: 2000000}]}]", ["devices[0].count"]),
+        ("hosts: [{name: a, memory: 99999999999999999999TB}]", ["hosts[0].memory", "above"]),
+        ("hosts: [{name: a, memory: 99999999999999999999}]", ["hosts[0].memory", "above"]),
+        ("hosts: [{name: a, devices: [{arena: 9999999999TB}]}]", ["devices[0].arena", "above"]),
+        *(
+            (
+                f"hosts: [{{name: a, devices: [{{{key}: 100TB}}]}}]",
+                [f"hosts[0].devices[0].{key} is 100000000000000 bytes", "at most"],
+            )
+            for key in ("memory", "arena", "kv")
+        ),
+        ("hosts: [{name: a, devices: [{memory: 0}]}]", ["hosts[0].devices[0].memory is 0"]),
+        ("hosts: [{name: a, devices: [{memory: 0GB}]}]", ["hosts[0].devices[0].memory is 0"]),
+        (
+            "leaves: [{name: 'l{n}', count: 2}]\nhosts: [{name: a, devices: [{leaf: l2}]}]",
+            ["hosts[0].devices[0].leaf", "'l2'", "'l1'"],
+        ),
+        (
+            "leaves: [{name: x}]\nhosts: [{name: a, devices: [{}]}]",
+            ["hosts[0].devices[0].leaf", "'leaf'", "'x'"],
+        ),
+        ("leaves: [{name: x}]\nhosts: [{name: a, leaf: y}]", ["hosts[0].leaf", "'y'", "'x'"]),
     ],
 )
 def test_mistakes_name_file_place_and_value(tmp_path: Path, text: str, words: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -119,6 +120,23 @@ def test_a_byte_order_mark_and_further_columns_do_no_harm(tmp_path: Path) -> Non
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n"
 BURSTGPT = "Timestamp,Request tokens,Response tokens\n5.0,1,1\n"
 MOONCAKE = '{"timestamp": 5, "input_length": 1, "output_length": 1}\n'
+
+
+@pytest.mark.parametrize("number", ["1e999999", "1e99999", "-1e999999", "1e19", "9999999999999"])
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("arrival_s,input_tokens,output_tokens\n0,9,9\n@,9,9\n", "line 3: arrival_s"),
+        (BURSTGPT + "@,1,1\n", "line 3: Timestamp"),
+        (MOONCAKE + MOONCAKE.replace("5", "@000", 1), "line 2"),
+    ],
+)
+def test_moments_that_no_clock_has_are_named(
+    tmp_path: Path, text: str, where: str, number: str
+) -> None:
+    file = written(tmp_path, text.replace("@", number))
+    with pytest.raises(TraceError, match=re.escape(f"{file}, {where}")):
+        parse_trace_file(file)
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,8 @@ def test_the_examples_need_no_data(name: str, models: int) -> None:
         ("", ["missing required field `seconds`"]),
         ("second: 3", ["unknown key 'second'", "'seconds'"]),
         ("seconds: x\nmodels: []", ["Expected `float`, got `str`: `seconds`"]),
+        ("seconds: 1.0e-10\nmodels: []", [">= 1e-09: `seconds`"]),
+        ("seconds: .nan\nmodels: []", ["seconds"]),
         ("seconds: 3\nmodels: []", ["models must be a list of models, not an empty list"]),
         ("seconds: 3\nmodels: 4", ["models must be a list of models, not 4"]),
         ("seconds: 3\nmodels: [4]", ["models[0] must be a mapping", "4"]),

@@ -191,3 +191,23 @@ def test_models_make_refuses_to_overwrite(model: Path) -> None:
     code, _, error = livescale("models", "make", model)
     assert code == 1
     assert str(model) in error
+
+
+def test_models_make_refuses_a_seed_below_zero(tmp_path: Path) -> None:
+    code, _, error = livescale("models", "make", tmp_path / "made", "--seed", -1)
+    assert (code, "--seed -1 is invalid" in error) == (1, True)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        *(("--every", value) for value in ("nan", "inf", "-inf", "1e300", "0", "-1")),
+        *(("--windows", value) for value in (0, -1)),
+    ],
+)
+def test_top_refuses_windows_that_never_end_or_begin(flag: str, value: object) -> None:
+    code, _, error = livescale("top", f"{flag}={value}")
+    assert code == 1
+    assert error.startswith(f"livescale top: {flag} ")
+    assert error.count("\n") == 1

@@ -107,6 +107,8 @@ def test_a_directory_is_a_model(tiny_model: Path, tmp_path: Path) -> None:
         (("--busy", "w0"), "--busy 'w0'"),
         (("--chunk", "0"), "--chunk"),
         (("--tp", "0"), "--tp"),
+        (("--model", "99999999999999999999TB"), "no size such as 8B or 16GB (at most 4.61e+06 TB)"),
+        (("--model", "9" * 400 + "B"), "no size such as 8B or 16GB (at most 4.61e+06 TB)"),
         (("--topology", "/nowhere/t.yaml"), "/nowhere/t.yaml"),
     ],
 )

@@ -57,7 +57,8 @@ def test_two_records_are_compared_by_the_first_ones_slo(
         ("", [], "no request"),
         ("what\n", [], "not a line of a run record"),
         (None, ["--slo", "soon"], "soon"),
-        (None, ["--picture", "a.gif"], ".svg, .pdf or .png"),
+        (None, ["--picture", "a.gif"], "--picture a.gif: a picture ends in .svg, .pdf or .png"),
+        ("what\n", ["--picture", "a.gif"], "--picture a.gif: a picture ends in"),
         (None, ["--page", "/nowhere/a.html"], "cannot be written"),
         (None, ["--picture", "/nowhere/a.png"], "cannot be written"),
     ],
@@ -150,3 +151,15 @@ def test_a_simulation_never_overwrites_the_record_of_a_pool_that_runs(
     claim.close()
     assert "is being written by another pool or command" in capsys.readouterr().err
     assert record.read_bytes() == before
+
+
+def test_figures_are_written_also_if_there_is_nothing_to_draw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calm, picture, figures = (tmp_path / name for name in ("calm.jsonl", "a.svg", "a.json"))
+    words = ["simulate", "gamma:rate=2,seconds=4,input=100,output=2", "--strategy", "fixed-full"]
+    assert main([*words, "--workers", "1", "--record", str(calm)]) == 0
+    outputs = ["--picture", str(picture), "--json", str(figures)]
+    assert main(["report", str(calm), *outputs]) == 1
+    assert f"--picture {picture}: calm: no instance was loaded" in capsys.readouterr().err
+    assert len(json.loads(figures.read_text())["runs"]) == 1

@@ -182,6 +182,48 @@ def test_a_workload_brings_its_models(livescale: Livescale, cluster: Path, tmp_p
     assert requests[0] == requests[1] > 20
 
 
+@pytest.mark.parametrize("general", ["ttft=60s", "ttft=1us"])
+@pytest.mark.parametrize("strategy", ["livescale", "livescale,fixed-full"])
+def test_models_are_judged_by_the_slo_of_their_entry(
+    livescale: Livescale, cluster: Path, tmp_path: Path, general: str, strategy: str
+) -> None:
+    """Whatever the command's own SLO says, which judges the models without one."""
+    gamma = "gamma: {input: 300, output: 10}, rate: 1"
+    entries = [
+        f"{{model: llama-3-8b, name: strict, {gamma}, slo: ttft=1us}}",
+        f"{{model: llama-3-8b, name: mild, {gamma}, slo: ttft=60s}}",
+        f"{{model: llama-3-8b, name: plain, {gamma}}}",
+    ]
+    file, figures, record = (tmp_path / name for name in ("w.yaml", "w.json", "records"))
+    file.write_text("seconds: 10\nmodels: [" + ", ".join(entries) + "]\n")
+    words = ("simulate", "--workload", file, "-c", cluster, "--slo", general, "--report", record)
+    code, printed, _ = livescale(*words, "--strategy", strategy, "--json", figures)
+    assert code == 0
+    found = read(figures)
+    for run in found.get("runs", [found]):
+        lines = read_record(record / f"{run['name']}.jsonl")
+        asked = [line.model for line in lines if isinstance(line, RequestLine)]
+        good = asked.count("mild") + (asked.count("plain") if general == "ttft=60s" else 0)
+        assert run["slo_attainment"] == pytest.approx(good / len(asked))
+        assert run["slo_of_models"] == {"strict": "ttft=0.001ms", "mild": "ttft=60000ms"}
+    assert "2 models by bounds of their own" in (record / "report.html").read_text()
+    assert ("2 models by bounds of their own" in printed) == ("," not in strategy)
+
+
+def test_the_slo_of_an_entry_is_what_its_model_scales_to(
+    livescale: Livescale, cluster: Path, tmp_path: Path
+) -> None:
+    """As a pool that knows it: with less time for the first token, more instances."""
+    most = {}
+    for slo in ("ttft=200ms", "ttft=60s"):
+        file, figures = tmp_path / "w.yaml", tmp_path / "w.json"
+        gamma = "gamma: {input: 3000, output: 10, cv: 4}, rate: 12"
+        file.write_text(f"seconds: 20\nmodels: [{{model: llama-3-8b, {gamma}, slo: {slo}}}]\n")
+        livescale("simulate", "--workload", file, "-c", cluster, "--json", figures)
+        most[slo] = read(figures)["device_seconds"]
+    assert most["ttft=200ms"] > most["ttft=60s"]
+
+
 def test_too_long_requests_are_clipped_and_counted(
     livescale: Livescale, cluster: Path, tmp_path: Path
 ) -> None:
@@ -231,7 +273,9 @@ def test_a_sweep_goes_from_loading_speed_to_violations(
         (("--sweep", "speed=3"), "write bandwidth=10,25,100"),
         (("--sweep", "bandwidth=0"), "write bandwidth=10,25,100"),
         (("--strategy", "livescale,tree", "--record", "a.jsonl"), "use --report DIR"),
+        (("--report", "d", "--record", "a.jsonl"), "--report DIR holds the record, too"),
         (("--sweep", "bandwidth=10", "--report", "d"), "--sweep has runs of its own"),
+        (("--sweep", "bandwidth=10,0.0000000001"), "--sweep: a bandwidth is 1e-10. Give a number"),
         (("--slo", "soon"), "'soon' is not a valid SLO"),
         (("--workload", "w.yaml"), "replaces a trace and --model"),
     ],
@@ -243,6 +287,31 @@ def test_wrong_input_is_one_clear_line(
     assert code == 1
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("amount", ["nan", "inf", "-inf", "0", "-1", "1e-12", "1e300"])
+@pytest.mark.parametrize("flag", ["--link-gbit", "--storage-gbit", "--host-memory-gb"])
+def test_amounts_that_no_pool_has_are_named(
+    livescale: Livescale, trace: Path, flag: str, amount: str
+) -> None:
+    code, _, error = livescale("simulate", trace, "--workers", 2, f"{flag}={amount}")
+    assert code == 1
+    assert f"{flag} is {float(amount):g}. Give a number from 1e-06 to 1e+09" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words", [("burst",), ("--model", "llama-3-8b"), ("--seconds", "5"), ("--seconds", "300")]
+)
+def test_a_workload_stands_alone(
+    livescale: Livescale, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Also a flag that says the default would have no effect."""
+    file = tmp_path / "w.yaml"
+    file.write_text(WORKLOAD)
+    code, _, error = livescale("simulate", "--workload", file, *words)
+    assert code == 1
+    assert "Remove the trace, --model and --seconds" in error
 
 
 def test_a_cluster_that_is_not_there_and_one_without_known_accelerators(

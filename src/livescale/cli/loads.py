@@ -41,7 +41,9 @@ def add_load_arguments(
         parser.add_argument("--trace", help=words)
     else:
         parser.add_argument("trace", metavar=trace, nargs="?", help=words)
-    parser.add_argument("--seconds", type=int, default=seconds, help="Seconds of the trace.")
+    words = f"Seconds of the trace (default: {seconds})."
+    parser.add_argument("--seconds", type=int, help=words)
+    parser.set_defaults(default_seconds=seconds)
     parser.add_argument(
         "--factor", type=float, default=1.0, help="Factor on the number of requests."
     )
@@ -60,10 +62,11 @@ def choose_load(arguments: argparse.Namespace) -> Load:
     Without a trace and without LIVESCALE_DATA a trace of the same shape is generated. Raises
     UserError or TraceError.
     """
-    if min(arguments.seconds, arguments.divide_lengths) < 1 or not 0 < arguments.factor <= 1000:
+    seconds = seconds_of(arguments)
+    if min(seconds, arguments.divide_lengths) < 1 or not 0 < arguments.factor <= 1000:
         raise UserError("--seconds and --divide-lengths must be at least 1, --factor in (0, 1000]")
     data = data_folder()
-    stop_ns = arguments.seconds * NS_PER_S
+    stop_ns = seconds * NS_PER_S
     if arguments.trace is None and data is None:
         trace = ParsedTrace(burst_trace(arguments.seed, stop_ns), "burst")
         name = f"generated burst (seed {arguments.seed})"
@@ -75,11 +78,11 @@ def choose_load(arguments: argparse.Namespace) -> Load:
     if arguments.factor != 1:
         rows = upscale(rows, arguments.factor, arguments.seed)
     if not rows:
-        raise UserError(f"trace {name} has no request in its first {arguments.seconds} s")
+        raise UserError(f"trace {name} has no request in its first {seconds} s")
     rows = divide_lengths(rows, arguments.divide_lengths)
     facts = summary(rows)
     print(
-        f"trace: {name}, first {arguments.seconds} s: {facts.requests} requests, at most"
+        f"trace: {name}, first {seconds} s: {facts.requests} requests, at most"
         f" {facts.second_requests_max} in a second; prompts of {facts.input_tokens_mean:.0f} and"
         f" outputs of {facts.output_tokens_mean:.1f} tokens on average"
     )
@@ -87,6 +90,11 @@ def choose_load(arguments: argparse.Namespace) -> Load:
         print(f"  failed requests of the file, left out: {trace.failed_requests}")
     print(f"  lengths divided by {arguments.divide_lengths}, arrivals times {arguments.factor:g}")
     return Load(name, rows)
+
+
+def seconds_of(arguments: argparse.Namespace) -> int:
+    """How much of the trace is played. Without the flag it is the default of the command."""
+    return int(arguments.default_seconds if arguments.seconds is None else arguments.seconds)
 
 
 def data_folder() -> Path | None:

@@ -42,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _make(arguments: argparse.Namespace) -> int:
+    if arguments.seed < 0:
+        raise UserError(f"--seed {arguments.seed} is invalid. Give a number of at least 0")
     try:
         make_model(arguments.directory, arguments.preset, arguments.seed, family=arguments.family)
     except OSError as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import re
+from decimal import Decimal
 from pathlib import Path
 
 import msgspec
@@ -13,7 +15,7 @@ from livescale.cli.loads import whole_bytes, write_json
 from livescale.clusters.files import NamedTopology, read_topology
 from livescale.clusters.topology import Direction, LinkKind, LinkUse
 from livescale.common.errors import UserError
-from livescale.common.settings import ConfigError, amount_of_bytes
+from livescale.common.settings import BYTES_MAX, ConfigError, amount_of_bytes, size_text
 from livescale.control.multicast.bound import Bound, lower_bound
 from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.planner import STRATEGIES, free_uplinks, make_plan
@@ -72,7 +74,7 @@ def _model(arguments: argparse.Namespace) -> ModelSpec:
     text, tp, layers = arguments.model, arguments.tp, arguments.layers
     if tp < 1 or (layers is not None and layers < 1):
         raise UserError("--tp and --layers must be at least 1")
-    if Path(text).is_dir() or text in _PRESETS:
+    if os.path.isdir(text) or text in _PRESETS:
         if layers is not None:
             raise UserError(f"--layers: {text} has its own")
         whole = _PRESETS.get(text) or model_spec(read_manifest(Path(text), Path(text).name))
@@ -82,14 +84,15 @@ def _model(arguments: argparse.Namespace) -> ModelSpec:
     try:
         # "8B" is a number of parameters, as models are called; "8GB" is bytes.
         size = (
-            int(float(found[1]) * 10**9) * _PARAMETER_BYTES
+            amount_of_bytes(f"{int(Decimal(found[1]) * 10**9) * _PARAMETER_BYTES}", "--model")
             if found
             else amount_of_bytes(text, "--model")
         )
     except ConfigError:
         known = ", ".join(_PRESETS)
         raise UserError(
-            f"--model {text!r} is no directory, no size such as 8B or 16GB, and not {known}"
+            f"--model {text!r} is no directory, no size such as 8B or 16GB (at most"
+            f" {size_text(BYTES_MAX)}), and not {known}"
         ) from None
     count = layers or _LAYERS
     edges = [size * i // (count * tp) for i in range(count + 1)]

@@ -18,6 +18,8 @@ from livescale.report.run_report import failover_text, run_text
 from livescale.telemetry.record.record import AnyLine, RequestLine, read_record, starts_of
 from livescale.telemetry.record.record_parts import record_name
 
+_PICTURES = (".svg", ".pdf", ".png")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
@@ -38,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when everything could be read and written."""
+    if arguments.picture is not None and arguments.picture.suffix not in _PICTURES:
+        raise UserError(f"--picture {arguments.picture}: a picture ends in .svg, .pdf or .png")
     rule = parse_slo(arguments.slo)
     runs: list[ReportedRun] = []
     for path in arguments.records:
@@ -50,14 +54,14 @@ def run(arguments: argparse.Namespace) -> int:
             told = [live_text(one.live_stories, one.started_ns), failover_text(one)]
             if any(told):
                 print("\n\n".join(["", one.name, *filter(None, told)]).removeprefix("\n"))
+    if arguments.json is not None:  # before what may not be drawn
+        write_json(arguments.json, {"runs": [run.figures for run in runs]})
     if arguments.page is not None:
         with writing(arguments.page):
             title = arguments.title or ", ".join(one.name for one in runs)
             write_html_report(arguments.page, runs, title)
     if arguments.picture is not None:
         _draw(arguments.picture, runs, arguments.title)
-    if arguments.json is not None:
-        write_json(arguments.json, {"runs": [run.figures for run in runs]})
     return 0
 
 
@@ -98,7 +102,10 @@ def _reported(name: str, lines: list[AnyLine], rule: SloRule, words: str) -> Rep
 
 def _draw(path: Path, runs: list[ReportedRun], title: str | None) -> None:
     # Only here: drawing takes a second to import.
-    from livescale.report.pictures.live_picture import live_picture
+    from livescale.report.pictures.live_picture import NothingToShow, live_picture
 
-    with writing(path):
-        live_picture(path, runs, title)
+    try:
+        with writing(path):
+            live_picture(path, runs, title)
+    except NothingToShow as error:
+        raise UserError(f"--picture {path}: {error}") from None

@@ -21,6 +21,7 @@ from livescale.report.run.terminal import table
 from livescale.values.stages import stage_name
 
 _SAMPLE = re.compile(r'^livescale_(\w+)\{model="([^"]*)"[^}]*\} (\S+)$')
+_DAY_S = 86_400
 _CLEAR = "\x1b[H\x1b[J"
 _HEADER = ("model", "instances", "running", "waiting", "done/s", "tokens/s", "KV used")
 _STAGE_HEADER = (
@@ -39,8 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when all windows were shown. Raises UserError where there is no pool."""
-    if arguments.every <= 0:
-        raise UserError(f"--every {arguments.every} is invalid. Give a number of seconds above 0")
+    if not 0 < arguments.every <= _DAY_S:  # "nan" is neither
+        problem = f"--every {arguments.every:g} is invalid"
+        raise UserError(f"{problem}. Give a number of seconds above 0, up to {_DAY_S}")
+    if arguments.windows is not None and arguments.windows < 1:
+        raise UserError("--windows must be at least 1")
     before = _look(arguments)
     shown = itertools.count() if arguments.windows is None else range(arguments.windows)
     for _ in shown:

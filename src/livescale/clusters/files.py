@@ -27,6 +27,9 @@ from livescale.values.types import WorkerRef, agent_ref
 MEMBERS_MAX = 1 << 20
 """Devices or hosts in one file; a slip of the pen must not fill the memory."""
 
+_DEVICE_BYTES_MAX = 1 << 44
+"""Of a device, whose KV blocks are counted one by one where it is simulated."""
+
 _RATE = re.compile(r"(\d+(?:\.\d+)?) ?([kKmMgGtT]?)(i?)(bit|bps|B)(?:/s)?")
 _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _PATTERN = re.compile(r"\{(n|host|device)(?:([/%])([1-9]\d*))?\}")
@@ -187,7 +190,7 @@ def _add_hosts(named: NamedTopology, item: dict[object, object], where: str) -> 
         position = 0
         for place, devices in _items(item, "devices", f"{where}."):
             position = _add_devices(named, devices, place, name, numbers, position)
-        leaf = _text(item, "leaf", where, numbers, default="")
+        leaf = _leaf(topology, item, where, numbers, default="")
         if not leaf and len(topology.devices) > first:
             leaf = topology.devices[WorkerRef(first)].leaf
         topology.agents[agent_ref(number)] = Host(
@@ -225,9 +228,9 @@ def _add_devices(
         devices[ref] = Device(
             kind=_text(item, "kind", where, at, default="device"),
             host=host,
-            leaf=_text(item, "leaf", where, at, default="leaf"),
-            arena_bytes=_bytes(item, "arena", where, 1 << 40),
-            kv_bytes=_bytes(item, "kv", where, 0),
+            leaf=_leaf(named.topology, item, where, at, default="leaf"),
+            arena_bytes=_device_bytes(item, "arena", where, 1 << 40),
+            kv_bytes=_device_bytes(item, "kv", where, 0),
             uplink_bytes_per_s=up,
             downlink_bytes_per_s=down,
             group=_text(item, "group", where, at, default=""),
@@ -241,13 +244,23 @@ def _memory(item: Mapping[object, object], where: str) -> int | None:
     """The accelerator's memory, which holds parameters and KV cache if the file gives them."""
     if item.get("memory") is None:
         return None
-    memory_bytes = _bytes(item, "memory", where, 0)
+    memory_bytes = _device_bytes(item, "memory", where, 0)
+    if not memory_bytes:
+        raise ConfigError(f"{where}.memory is 0: leave out what is not known")
     used = _bytes(item, "arena", where, 0) + _bytes(item, "kv", where, 0)
     if used > memory_bytes:
         raise ConfigError(
             f"{where}: arena and kv take {used} bytes, the device's memory has {memory_bytes}"
         )
     return memory_bytes
+
+
+def _device_bytes(item: Mapping[object, object], key: str, where: str, default: int) -> int:
+    amount = _bytes(item, key, where, default)
+    if amount > _DEVICE_BYTES_MAX:
+        most = f"a device has at most {_DEVICE_BYTES_MAX}"
+        raise ConfigError(f"{where}.{key} is {amount} bytes: {most}")
+    return amount
 
 
 def _price(value: object, where: str) -> int:
@@ -292,6 +305,20 @@ def _text(
     return filled
 
 
+def _leaf(
+    topology: Topology,
+    item: Mapping[object, object],
+    where: str,
+    numbers: Mapping[str, int],
+    default: str,
+) -> str:
+    """One of the file's leaves, if it lists any: no other has the limits that they have."""
+    leaf = _text(item, "leaf", where, numbers, default)
+    if topology.leaves and leaf and leaf not in topology.leaves:
+        raise ConfigError(unknown(f"{where}.leaf: there is no leaf", leaf, topology.leaves))
+    return leaf
+
+
 def _both(item: Mapping[object, object], both: str, where: str) -> tuple[int | None, int | None]:
     """Rates of the two directions: `both`, or `uplink` and `downlink` apart."""
     if both in item and ("uplink" in item or "downlink" in item):
@@ -309,8 +336,8 @@ def _rate(item: Mapping[object, object], key: str, where: str) -> int | None:
 
 def _bytes(item: Mapping[object, object], key: str, where: str, default: int) -> int:
     value = item.get(key, default)
-    if isinstance(value, str):
-        return parse_bytes(value, f"{where}.{key}")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        value = str(value)
+    if not isinstance(value, str):
         raise ConfigError(f"{where}.{key} is {kind_of(value)}: write bytes as '80GiB'")
-    return value
+    return parse_bytes(value, f"{where}.{key}")

@@ -11,6 +11,7 @@ import typing
 from collections.abc import Hashable, Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 import yaml
@@ -20,11 +21,15 @@ from livescale.values.scaling_policies import Period
 from livescale.values.types import Value
 
 ENVIRONMENT_PREFIX = "LIVESCALE_"
+BYTES_MAX = 1 << 62
+"""No amount of bytes is larger; a slip of the pen must not fill the memory."""
 _KIB, _MIB, _GIB, _TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 _NAME_CHARS_MAX = 64
 """No name is longer; looking for the nearest one of a long text takes time."""
 _UNLIMITED_WORDS = ("none", "null")
-"""How an environment variable or a flag gives None."""
+"""How text gives None, wherever it stands. YAML itself knows only null."""
+_YAML_SWITCH = {True: "on", False: "off"}
+"""What a file had where YAML reads a boolean."""
 
 
 class ConfigError(UserError, ValueError):
@@ -102,7 +107,7 @@ def read_values(
 ) -> dict[str, object]:
     """Checked values by name. Raises ConfigError for the first unknown key or bad value.
 
-    `is_text` reads numbers and "none" from strings; `also` names keys that are no settings but
+    `is_text` reads numbers from strings; `also` names keys that are no settings but
     may be meant by an unknown one.
     """
     known = {setting.name: setting for setting in settings}
@@ -115,10 +120,12 @@ def read_values(
 
 
 def _read_value(setting: Setting, value: object, where: str, is_text: bool) -> object:
+    if setting.is_optional and (value is None or _is_none(value)):
+        return None
     if is_text and isinstance(value, str):
         value = _from_text(setting, value)
-    if value is None and setting.is_optional:
-        return None
+    if isinstance(value, bool) and _YAML_SWITCH[value] in setting.about.choices:
+        value = _YAML_SWITCH[value]
     if setting.is_amount_of_bytes and isinstance(value, str):
         value = amount_of_bytes(value, where)
     if setting.type == "int":
@@ -134,14 +141,16 @@ def _read_value(setting: Setting, value: object, where: str, is_text: bool) -> o
     return value
 
 
+def _is_none(value: object) -> bool:
+    return isinstance(value, str) and value.lower() in _UNLIMITED_WORDS
+
+
 def _from_text(setting: Setting, text: str) -> object:
-    """What a flag's or variable's text stands for: a number if it is one, None for "none", a
-    mapping as YAML has it."""
-    if setting.is_optional and text.lower() in _UNLIMITED_WORDS:
-        return None
+    """What a flag's or variable's text stands for: a number if it is one, a mapping as YAML has
+    it."""
     if setting.keys:
-        with contextlib.suppress(yaml.YAMLError, ValueError):
-            return yaml.load(text, _StrictLoader)
+        with contextlib.suppress(yaml.YAMLError):
+            return _from_yaml(text)
         return text
     is_number = setting.type == "int" and re.fullmatch(r"[+-]?\d{1,30}", text.strip())
     return int(text) if is_number else text
@@ -180,6 +189,8 @@ def amount_of_bytes(text: str, where: str) -> int:
     amount = Decimal(found[1]) * base ** _POWER[(found[2] or "").upper()]
     if amount != amount.to_integral_value():
         raise ConfigError(f"{where} is '{text}', not a whole number of bytes")
+    if amount > BYTES_MAX:
+        raise ConfigError(f"{where} is '{text}', above the largest amount of {BYTES_MAX} bytes")
     return int(amount)
 
 
@@ -218,12 +229,24 @@ def _period(text: str) -> Period:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping; YAML's usual loaders keep the last one."""
+    """Refuses a key that stands twice in a mapping; YAML's usual loaders keep the last one. And
+    raises a YAMLError for any value that is not what its tag says."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (AttributeError, LookupError, ValueError) as error:
+            # What the constructors of the library raise: of these, only a ValueError is in words.
+            reason = f": {error}" if isinstance(error, ValueError) else ""
+            problem = f"'{node.value}' is not a valid {node.tag.rpartition(':')[2]}{reason}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     def construct_mapping(
         self, node: yaml.MappingNode, deep: bool = False
     ) -> dict[Hashable, object]:
         seen: list[object] = []
+        if not isinstance(node, yaml.MappingNode):
+            return super().construct_mapping(node, deep)  # which refuses it
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
@@ -238,7 +261,7 @@ class _StrictLoader(yaml.SafeLoader):
 def read_yaml(path: Path) -> dict[object, object]:
     try:
         with path.open(encoding="utf-8") as file:
-            document = yaml.load(file, _StrictLoader)
+            document = _from_yaml(file)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -247,11 +270,19 @@ def read_yaml(path: Path) -> dict[object, object]:
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigError(f"{path}{where}: {error.problem}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date or number
+    except yaml.YAMLError as error:
         raise ConfigError(f"{path}: {error}") from None
     if document is None:
         return {}
     return as_mapping(document, f"{path}: the file")
+
+
+def _from_yaml(text: str | TextIO) -> object:
+    """What YAML stands for. Raises yaml.YAMLError, and what reading a file raises."""
+    try:
+        return yaml.load(text, _StrictLoader)
+    except RecursionError:
+        raise yaml.YAMLError("lists or mappings are nested too deeply") from None
 
 
 def as_mapping(document: object, what: str) -> dict[object, object]:

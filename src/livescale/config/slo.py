@@ -5,11 +5,14 @@ Ground floor: values and rules only. Measuring lives in `client/`, rendering in 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
+
+import msgspec
 
 from livescale.common.errors import UserError
 from livescale.values.types import Value
@@ -30,7 +33,8 @@ class RequestTiming:
     """When one request was due, was sent, gave its tokens and ended (one monotonic clock).
 
     `token_ns` has one time per token. `ok` is True only if all its tokens came. `sent_ns` is when
-    the client got round to sending it; lateness is `sent_ns - scheduled_ns`.
+    the client got round to sending it; lateness is `sent_ns - scheduled_ns`. `model` is empty where
+    all requests are judged alike.
     """
 
     request: str
@@ -39,6 +43,7 @@ class RequestTiming:
     token_ns: tuple[int, ...]
     finished_ns: int
     ok: bool
+    model: str = ""
 
     @property
     def ttft_ns(self) -> int | None:
@@ -62,10 +67,14 @@ class RequestTiming:
 
 
 class SloAbsolute(Value, frozen=True):
-    """Bounds in nanoseconds. `tbt_ns` is None where the time between tokens is not bounded."""
+    """Bounds in nanoseconds. `tbt_ns` is None where the time between tokens is not bounded.
+
+    `of_models` has the models, by name, that are judged by bounds of their own.
+    """
 
     ttft_ns: int
     tbt_ns: int | None = None
+    of_models: dict[str, SloAbsolute] = msgspec.field(default_factory=dict)
 
     def resolve(self, timings: Sequence[RequestTiming]) -> SloAbsolute:
         """Itself: absolute bounds do not depend on what was measured."""
@@ -78,8 +87,11 @@ class SloAbsolute(Value, frozen=True):
         gap would fail a request of many tokens for one hiccup, and would grow stricter with the
         length of the answer. One token has no TBT and meets any bound on it.
         """
+        bounds = self.of_models.get(timing.model, self)
         return (
-            timing.ok and self.is_ttft_met(timing.ttft_ns) and self.is_tbt_met(timing.tbt_mean_ns)
+            timing.ok
+            and bounds.is_ttft_met(timing.ttft_ns)
+            and bounds.is_tbt_met(timing.tbt_mean_ns)
         )
 
     def is_ttft_met(self, ttft_ns: int | None) -> bool:
@@ -125,10 +137,33 @@ class SloMultipleOfMean(Value, frozen=True):
         return f"{self.multiple}x-mean"
 
 
-SloRule = SloAbsolute | SloMultipleOfMean
+class SloOfModels(Value, frozen=True):
+    """A rule for each of some models, by name, and a general one for all others."""
+
+    general: SloAbsolute | SloMultipleOfMean
+    of_models: dict[str, SloAbsolute | SloMultipleOfMean]
+
+    def resolve(self, timings: Sequence[RequestTiming]) -> SloAbsolute:
+        """A multiple of the mean refers to the requests that it judges; a model without such a
+        mean is judged by the general bounds. Those refer to all requests if none that they judge
+        ended well. Raises SloError if no request at all did and a mean is asked for.
+        """
+        asked: dict[str, list[RequestTiming]] = {name: [] for name in self.of_models}
+        others: list[RequestTiming] = []
+        for timing in timings:
+            asked.get(timing.model, others).append(timing)
+        own: dict[str, SloAbsolute] = {}
+        for name, rule in self.of_models.items():
+            with contextlib.suppress(SloError):
+                own[name] = rule.resolve(asked[name])
+        judged = others if any(timing.ok for timing in others) else timings
+        return msgspec.structs.replace(self.general.resolve(judged), of_models=own)
 
 
-def parse_slo(text: str) -> SloRule:
+SloRule = SloAbsolute | SloMultipleOfMean | SloOfModels
+
+
+def parse_slo(text: str) -> SloAbsolute | SloMultipleOfMean:
     """The rule in "5x-mean", "ttft=450ms,tbt=150ms" or "ttft=0.5s" (s, ms, us).
 
     Raises SloError.

@@ -178,12 +178,25 @@ def _cells(text: str, header: list[str], form: _Form) -> Iterator[tuple[int, str
 
 def _seconds_ns(column: str, text: str) -> int:
     try:
-        arrival_ns = int((Decimal(text) * NS_PER_S).to_integral_value())
-    except (InvalidOperation, OverflowError, ValueError):
-        raise ValueError(f"{column} '{text}' is not a number of seconds") from None
+        seconds = Decimal(text)
+    except InvalidOperation:
+        seconds = Decimal("nan")
+    if not seconds.is_finite():
+        raise ValueError(f"{column} '{text}' is not a number of seconds")
+    arrival_ns = _in_ns(column, seconds, NS_PER_S)
     if arrival_ns < 0:
         raise ValueError(f"{column} {text} is negative")
     return arrival_ns
+
+
+def _in_ns(name: str, moment: Decimal, unit_ns: int) -> int:
+    """Raises ValueError for more nanoseconds than a number may have digits."""
+    # Each is looked at before it is multiplied: Decimal has a largest exponent.
+    is_small = moment.adjusted() <= _DIGITS_MAX
+    moment_ns = moment * unit_ns if is_small else moment
+    if moment_ns.adjusted() > _DIGITS_MAX:
+        raise ValueError(f"{name} {moment} is too large")
+    return int(moment_ns.to_integral_value())
 
 
 _DATE = re.compile(
@@ -258,7 +271,7 @@ def _mooncake(text: str) -> Iterator[tuple[int, str, _Record]]:
 
 def _mooncake_record(row: _MooncakeLine) -> _Record:
     # By its shortest text, a fraction of a millisecond is as it was written.
-    at_ns = Decimal(str(row.timestamp)) * NS_PER_MS
+    moment = Decimal(str(row.timestamp))
     lengths = []
     for name in ("timestamp", "input_length", "output_length"):
         if (value := getattr(row, name)) < 0:
@@ -268,6 +281,4 @@ def _mooncake_record(row: _MooncakeLine) -> _Record:
                 lengths.append(_whole(Decimal(str(value))))
             except ValueError:
                 raise ValueError(f"{name} {value} is not a whole number") from None
-    if at_ns.adjusted() > _DIGITS_MAX:
-        raise ValueError(f"timestamp {row.timestamp} is too large")
-    return int(at_ns.to_integral_value()), lengths[0], lengths[1]
+    return _in_ns("timestamp", moment, NS_PER_MS), lengths[0], lengths[1]

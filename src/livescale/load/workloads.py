@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from livescale.common.settings import ConfigError, as_mapping, check_keys, kind_of, read_yaml
 from livescale.config.model import RolesConfig, check_limits, check_limits_given, read_roles
-from livescale.config.slo import SloError, SloRule, parse_slo
+from livescale.config.slo import SloAbsolute, SloError, SloMultipleOfMean, parse_slo
 from livescale.load.arrivals import GammaShape, gamma_trace, is_generated, named_trace, payloads_of
 from livescale.load.formats import TraceError, TraceRow
 from livescale.load.traces import at_rate, clip, rotate, upscale, window
@@ -53,7 +53,7 @@ class WorkloadModel(Value, frozen=True):
     instances_max: int | None
     idle_ns: int
     priority: int
-    slo: SloRule | None
+    slo: SloAbsolute | SloMultipleOfMean | None
     clipped_requests: int
     roles: RolesConfig | None = None
     split: tuple[int, int] = (1, 1)
@@ -100,7 +100,7 @@ def read_workload(path: Path, data_dir: Path | None, seed: int) -> Workload:
 class _Head(msgspec.Struct, frozen=True):
     """What a file has of the workload as a whole."""
 
-    seconds: Annotated[float, Meta(gt=0, le=_YEAR_S)]
+    seconds: Annotated[float, Meta(ge=1 / NS_PER_S, le=_YEAR_S)]
 
 
 class _Entry(Value, frozen=True, kw_only=True):
@@ -258,7 +258,7 @@ class _Reader:
         return window(rows, -start_ns, self.duration_ns - start_ns) if start_ns else rows
 
 
-def _slo(text: str | None, where: str) -> SloRule | None:
+def _slo(text: str | None, where: str) -> SloAbsolute | SloMultipleOfMean | None:
     try:
         return None if text is None else parse_slo(text)
     except SloError as error:

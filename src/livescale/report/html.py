@@ -17,7 +17,7 @@ from livescale.report.comparison import compared_figures
 from livescale.report.run.reported_run import ReportedRun
 from livescale.report.run.role_usage import ROLE_HEADER, role_rows
 from livescale.report.run.stage_usage import STAGE_HEADER, stage_rows
-from livescale.report.run.terminal import seconds
+from livescale.report.run.terminal import seconds, slo_of_models
 from livescale.report.run_report import (
     DEPARTURE_HEADER,
     FAILOVER_HEADER,
@@ -104,7 +104,9 @@ def _slo_text(run: ReportedRun) -> str:
     bounds = f"TTFT ≤ {seconds(run.slo.ttft_ns / 1e9)}"
     if run.slo.tbt_ns is not None:
         bounds += f", mean TBT ≤ {seconds(run.slo.tbt_ns / 1e9)}"
-    return f"{run.slo_rule} ({bounds})" if run.slo_rule.endswith("mean") else bounds
+    if run.slo_rule.endswith("mean"):
+        bounds = f"{run.slo_rule} ({bounds})"
+    return bounds + slo_of_models(run.slo)
 
 
 def _models_text(runs: Sequence[ReportedRun]) -> str:

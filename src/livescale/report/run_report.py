@@ -9,7 +9,7 @@ from livescale.report.run.reported_run import LIVE_PHASES, ReportedRun
 from livescale.report.run.role_usage import role_text
 from livescale.report.run.stage_usage import stage_text
 from livescale.report.run.summary import Latency, RunSummary
-from livescale.report.run.terminal import seconds, step_chart, table
+from livescale.report.run.terminal import seconds, slo_of_models, step_chart, table
 from livescale.report.run.usage import ModelUsage, usage_by_model
 from livescale.report.run.where_time_went import device_text, slow_text
 from livescale.telemetry.history.reading import CONTROLLER, Departure, Loss
@@ -190,4 +190,5 @@ def _goodput(run: ReportedRun) -> str:
     return (
         f"{s.goodput_per_s:.2f} requests/s ({100 * s.slo_attainment:.1f} %) within the SLO"
         f" {run.slo_rule}: TTFT up to {seconds(s.slo.ttft_ns / NS_PER_S)}, TBT up to {tbt}"
+        + slo_of_models(s.slo)
     )

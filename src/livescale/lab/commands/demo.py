@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from livescale.cli.loads import Load, add_load_arguments, choose_load, write_json
+from livescale.cli.loads import Load, add_load_arguments, choose_load, seconds_of, write_json
 from livescale.common.errors import UserError
 from livescale.common.settings import ENVIRONMENT_PREFIX
 from livescale.config.model import RoleReplicas, RolesConfig
@@ -124,7 +124,7 @@ class _Outcome(NamedTuple):
 def _play_scaling(arguments: argparse.Namespace, folder: Path) -> _Outcome:
     is_split: bool = arguments.disaggregated
     if is_split and arguments.trace is None:
-        arguments.trace = _SPLIT_TRACE.format(arguments.seconds)
+        arguments.trace = _SPLIT_TRACE.format(seconds_of(arguments))
     load = choose_load(arguments)
     name = "disaggregated" if is_split else "scaling"
     chosen = {
@@ -147,7 +147,7 @@ def _play_scaling(arguments: argparse.Namespace, folder: Path) -> _Outcome:
             is_own = arguments.trace is None and arguments.factor == 1
             rows = await _fitting(run, load.rows, arguments.seed) if is_own else load.rows
             slo = await _slo(run, rows, arguments)
-            print(f"ready: {run.base_url}/v1; replaying {arguments.seconds} s", flush=True)
+            print(f"ready: {run.base_url}/v1; replaying {seconds_of(arguments)} s", flush=True)
             played = await run.play(rows, seed=arguments.seed)
             await run.until_small(_SHRINK_S)
         found = played.reported(name, load.name, slo, str(slo))

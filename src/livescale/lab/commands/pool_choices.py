@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,7 @@ from livescale.cli.loads import choose_load, data_folder
 from livescale.clusters.files import NamedTopology, find_cluster, read_topology
 from livescale.clusters.topology import Device, Host, Topology
 from livescale.common.errors import UserError
+from livescale.config.slo import SloAbsolute, SloMultipleOfMean, SloOfModels, SloRule
 from livescale.control.multicast.planner import STRATEGIES
 from livescale.load.traces import TraceRow, divide_lengths
 from livescale.load.workloads import WorkloadModel, read_workload
@@ -36,6 +37,8 @@ from livescale.values.types import WorkerRef, agent_ref
 from livescale.values.units import GBIT_BYTES, NS_PER_S
 
 _DEVICE_LINK_GBIT = 128
+_AMOUNTS = (1e-6, 1e9)
+"""Least and largest number of Gbit/s, and of GB. The least is still some bytes."""
 _PLACEMENTS: dict[str, Placement] = {
     "spread": SpreadCopies(),
     "cache": CacheCopies(),
@@ -55,7 +58,8 @@ _SPLIT = re.compile(r"([1-9]\d{0,5})\+([1-9]\d{0,5})")
 class PoolChoice:
     """What is to be run: rows by model name, arrivals counted from the load's start.
 
-    `clipped` requests were longer than what an instance can serve.
+    `clipped` requests were longer than what an instance can serve. `slos` has the models that are
+    judged by a rule of their own.
     """
 
     cluster_name: str
@@ -64,6 +68,11 @@ class PoolChoice:
     load_name: str
     loads: dict[str, list[TraceRow]]
     clipped: int = 0
+    slos: dict[str, SloAbsolute | SloMultipleOfMean] = field(default_factory=dict)
+
+    def slo(self, general: SloAbsolute | SloMultipleOfMean) -> SloRule:
+        """By what all requests are judged, if the others are judged by the general rule."""
+        return SloOfModels(general, self.slos) if self.slos else general
 
     def config(self, system: System) -> SimConfig:
         """The pool, run as that system. Raises UserError."""
@@ -218,6 +227,13 @@ def a800_workers(
     return NamedTopology(Topology(devices, agents, remote_storage_bytes_per_s=storage))
 
 
+def check_amount(amount: float, flag: str) -> None:
+    """A rate in Gbit/s or a memory in GB can be simulated. Raises UserError."""
+    least, largest = _AMOUNTS
+    if not least <= amount <= largest:  # "nan" is neither
+        raise UserError(f"{flag} is {amount:g}. Give a number from {least:g} to {largest:g}")
+
+
 def pooled(model: WorkloadModel) -> PooledModel:
     """A workload's model as a pool serves it."""
     roles = None
@@ -239,6 +255,8 @@ def pooled(model: WorkloadModel) -> PooledModel:
         idle_ns=model.idle_ns,
         priority=model.priority,
         roles=roles,
+        # A multiple of the mean is known only when the run is over.
+        slo=model.slo if isinstance(model.slo, SloAbsolute) else None,
     )
 
 
@@ -262,10 +280,11 @@ def _cluster(arguments: argparse.Namespace) -> tuple[str, NamedTopology]:
     if arguments.cluster is not None:
         path = find_cluster(arguments.cluster)
         return path.stem, read_topology(path)
-    if arguments.workers < 1 or min(arguments.link_gbit, arguments.storage_gbit) <= 0:
-        raise UserError("--workers, --link-gbit and --storage-gbit must be positive")
-    if arguments.hosts < 0 or arguments.host_memory_gb <= 0:
-        raise UserError("--hosts must not be negative and --host-memory-gb must be positive")
+    if arguments.workers < 1 or arguments.hosts < 0:
+        raise UserError("--workers must be at least 1, and --hosts must not be negative")
+    check_amount(arguments.link_gbit, "--link-gbit")
+    check_amount(arguments.storage_gbit, "--storage-gbit")
+    check_amount(arguments.host_memory_gb, "--host-memory-gb")
     cluster = a800_workers(
         arguments.workers,
         arguments.hosts,
@@ -277,8 +296,9 @@ def _cluster(arguments: argparse.Namespace) -> tuple[str, NamedTopology]:
 
 
 def _many(arguments: argparse.Namespace, name: str, cluster: NamedTopology) -> PoolChoice:
-    if arguments.trace is not None or arguments.model is not None:
-        raise UserError("--workload replaces a trace and --model. Remove the trace and --model")
+    if any(given is not None for given in (arguments.trace, arguments.model, arguments.seconds)):
+        problem = "--workload replaces a trace and --model, and has its own seconds"
+        raise UserError(f"{problem}. Remove the trace, --model and --seconds")
     if arguments.divide_lengths < 1 or not 0 < arguments.factor <= 1000:
         raise UserError("--divide-lengths must be at least 1, --factor in (0, 1000]")
     workload = read_workload(arguments.workload, data_folder(), arguments.seed)
@@ -294,8 +314,9 @@ def _many(arguments: argparse.Namespace, name: str, cluster: NamedTopology) -> P
         f"workload: {arguments.workload}: {len(models)} models, {requests} requests in"
         f" {workload.duration_ns / NS_PER_S:g} s"
     )
+    slos = {model.name: model.slo for model in workload.models if model.slo is not None}
     clipped = workload.clipped_requests
-    return PoolChoice(name, cluster, models, arguments.workload.stem, loads, clipped)
+    return PoolChoice(name, cluster, models, arguments.workload.stem, loads, clipped, slos)
 
 
 def _clipped(choice: PoolChoice) -> PoolChoice:

@@ -25,6 +25,7 @@ from livescale.config.slo import SloAbsolute, SloError, SloRule, parse_slo
 from livescale.lab.commands.pool_choices import (
     PoolChoice,
     add_pool_arguments,
+    check_amount,
     choose,
     choose_system,
     choose_systems,
@@ -63,14 +64,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when every request ended well."""
-    slo = parse_slo(arguments.slo)
+    general = parse_slo(arguments.slo)
     systems = choose_systems(arguments)
     rates = parse_sweep(arguments.sweep) if arguments.sweep is not None else ()
     if rates and (arguments.strategy or arguments.report or arguments.record):
         raise UserError("--sweep has runs of its own: no --strategy, --report or --record with it")
     if arguments.record is not None and len(systems) > 1:
         raise UserError("--record holds one strategy's run: with several, use --report DIR")
+    if arguments.record is not None and arguments.report is not None:
+        raise UserError("--report DIR holds the record, too. Remove --record")
     choice = choose(arguments)
+    slo = choice.slo(general)
     print(choice.describe())
     if rates:
         return sweep(choice, rates, slo, arguments)
@@ -222,6 +226,8 @@ def parse_sweep(text: str) -> tuple[float, ...]:
     rates = tuple(sorted({float(part) for part in found[1].split(",")})) if found else ()
     if not rates or rates[0] <= 0:
         raise UserError(f"--sweep {text}: write bandwidth=10,25,100 (Gbit/s, above 0)")
+    for rate in rates:
+        check_amount(rate, "--sweep: a bandwidth")
     return rates
 
 

@@ -225,6 +225,7 @@ class ReportedRun:
         the first live instance helped. With roles, `by_role` has figures of each, with
         stages `by_stage`.
         """
+        own = {} if self.slo is None else self.slo.of_models
         s, counts = self.summary, [count for _, count in self.instances]
         figures: dict[str, object] = {
             "trace": self.trace,
@@ -236,6 +237,7 @@ class ReportedRun:
             "scale_downs": len(self.scale_events) - len(self.scale_ups),
             "goodput_per_s": s.goodput_per_s,
             "slo": self.slo_rule,
+            "slo_of_models": {model: str(slo) for model, slo in own.items()} or None,
             "slo_attainment": s.slo_attainment,
         }
         for name, latency in (("ttft", s.ttft), ("tbt", s.tbt)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping, Sequence
 
+from livescale.config.slo import SloAbsolute
 from livescale.values.units import NS_PER_S
 
 WIDTH_CHARS = 90
@@ -40,6 +41,14 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         return "  ".join(fitted).rstrip()
 
     return "\n".join([line(header), "  ".join("-" * w for w in widths), *map(line, cells)])
+
+
+def slo_of_models(slo: SloAbsolute) -> str:
+    """What stands behind general bounds if some models are judged by their own."""
+    count = len(slo.of_models)
+    if not count:
+        return ""
+    return f"; {count} model{'s' if count > 1 else ''} by bounds of their own"
 
 
 def seconds(value_s: float | None) -> str:

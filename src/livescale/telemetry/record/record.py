@@ -99,6 +99,7 @@ class RequestLine(Line, frozen=True, tag="request"):
             token_ns=self.token_ns,
             finished_ns=self.finished_ns,
             ok=self.outcome is Outcome.FINISHED,
+            model=self.model,
         )
 
 
