@@ -454,6 +454,7 @@ class LiveWorld:
         for key in [key for key in node.executor.rows if not live.holds(key)]:
             del node.executor.rows[key]
         deadline_ns = live.deadline_ns()
+        assert deadline_ns is None or not live.is_alone, "a member looks at no clock for it"
         if deadline_ns is not None and deadline_ns != node.wake_ns:
             assert deadline_ns > self.now_ns or node.run is not None, "late for ever"
             node.wake_ns = deadline_ns
