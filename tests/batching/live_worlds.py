@@ -166,6 +166,16 @@ class LiveWorld:
             node = self.nodes[ref]
             self._between_runs(node, lambda node=node, peer=peer: self._peer_lost(node, peer))
 
+    def refuse(self, ref: WorkerRef, peer: WorkerRef) -> None:
+        """A message of the peer was refused: the worker gives it up, and still reaches it."""
+        node = self.nodes[ref]
+
+        def give_up() -> None:
+            if node.serving is not None and self.nodes[peer].is_alive:
+                node.serving.peer_lost(peer, is_reachable=True)
+
+        self._between_runs(node, give_up)
+
     def fail_load(self, ref: WorkerRef) -> None:
         """The instance is given up; what it had waits again."""
         self._between_runs(self.nodes[ref], lambda: self._give_back(self.nodes[ref]))
