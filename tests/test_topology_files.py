@@ -139,10 +139,6 @@ def test_what_is_no_rate_is_named(text: object) -> None:
             "leaves: [{name: 'l{n}', count: 2}]\nhosts: [{name: a, devices: [{leaf: l2}]}]",
             ["hosts[0].devices[0].leaf", "'l2'", "'l1'"],
         ),
-        (
-            "leaves: [{name: x}]\nhosts: [{name: a, devices: [{}]}]",
-            ["hosts[0].devices[0].leaf", "'leaf'", "'x'"],
-        ),
         ("leaves: [{name: x}]\nhosts: [{name: a, leaf: y}]", ["hosts[0].leaf", "'y'", "'x'"]),
     ],
 )

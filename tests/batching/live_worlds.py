@@ -166,6 +166,16 @@ class LiveWorld:
             node = self.nodes[ref]
             self._between_runs(node, lambda node=node, peer=peer: self._peer_lost(node, peer))
 
+    def refuse(self, ref: WorkerRef, peer: WorkerRef) -> None:
+        """A message of the peer was refused: the worker gives it up, and still reaches it."""
+        node = self.nodes[ref]
+
+        def give_up() -> None:
+            if node.serving is not None and self.nodes[peer].is_alive:
+                node.serving.peer_lost(peer, is_reachable=True)
+
+        self._between_runs(node, give_up)
+
     def fail_load(self, ref: WorkerRef) -> None:
         """The instance is given up; what it had waits again."""
         self._between_runs(self.nodes[ref], lambda: self._give_back(self.nodes[ref]))
@@ -454,6 +464,7 @@ class LiveWorld:
         for key in [key for key in node.executor.rows if not live.holds(key)]:
             del node.executor.rows[key]
         deadline_ns = live.deadline_ns()
+        assert deadline_ns is None or not live.is_alone, "a member looks at no clock for it"
         if deadline_ns is not None and deadline_ns != node.wake_ns:
             assert deadline_ns > self.now_ns or node.run is not None, "late for ever"
             node.wake_ns = deadline_ns

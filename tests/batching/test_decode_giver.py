@@ -101,7 +101,7 @@ def test_prompts_are_computed_at_one_instance_and_decode_at_another(
 
 events = st.tuples(
     st.integers(0, 3_000),
-    st.sampled_from(("lose", "cut", "cancel", "disown", "role", "unified")),
+    st.sampled_from(("lose", "cut", "refuse", "cancel", "disown", "role", "unified")),
     st.integers(0, 11),
     st.integers(0, 5),
     st.booleans(),
@@ -125,8 +125,9 @@ def test_whatever_happens_tokens_are_right_and_kv_is_freed(
     delays: list[int],
     kv_ahead: bool,
 ) -> None:
-    """Losses of either side, links that break for good, clients that go, requests that are moved,
-    and roles that change, at any time. One instance always stays."""
+    """Losses of either side, links that break for good, peers that are given up though they are
+    reached, also while a request is promised, clients that go, requests that are moved, and roles
+    that change, at any time. One instance always stays."""
     world, giving, taking = roles(prefills, decodes, delays=delays, kv_ahead=kv_ahead)
     refs = [*giving, *taking]
     for number, (prompt, output) in enumerate(sizes):
@@ -160,6 +161,8 @@ def happen(
             world.at(at_ns, partial(world.lose, ref))
         elif what == "cut" and ref is not second:
             world.at(at_ns, partial(world.cut, ref, second))
+        elif what == "refuse" and ref is not second:
+            world.at(at_ns, partial(world.refuse, ref, second))
         elif what == "cancel":
             world.at(at_ns + 90, partial(cancel, world, f"r{which % _REQUESTS_MAX}"))
         elif what == "disown":

@@ -132,6 +132,20 @@ def test_a_promise_ends_where_the_taker_is_no_decode_instance_any_more() -> None
     world.end()
 
 
+def test_one_that_is_given_up_though_it_is_reached_learns_that_nothing_comes() -> None:
+    """Its blocks are free before the request, which decodes elsewhere, has ended."""
+    world = Witness(decodes=2)
+    world.request("r", GIVER, range(PROMPT), 5)
+    while not world.times(messages.Promised):
+        world.play_one()
+    (promised,) = [w for w in (FIRST, SECOND) if world.times(messages.Promised, w)]
+    world.refuse(GIVER, promised)
+    world.play()
+    assert len(world.times(messages.Gone, promised)) == 1
+    assert not world.times(messages.Handover, promised)
+    world.end()
+
+
 def test_kv_that_was_wanted_ahead_and_was_not_there_comes_behind_the_request() -> None:
     """The pull comes so late that the prompt is computed."""
     world = Witness(delay_ns=LAYERS * LAYER_NS)

@@ -30,7 +30,8 @@ LAYERS = 6
 
 class TeamWorld(LiveWorld):
     """An instance that has everything, and members that get layers in any order. From `start_ns`
-    on they are a team, from `stop_ns` on each has all layers."""
+    on they are a team, from `stop_ns` on each has all layers. Some are told of the team so much
+    later (`late_ns` by member), or never (None)."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class TeamWorld(LiveWorld):
         start_ns: int = 0,
         stop_ns: int = 50_000,
         team_kv: bool = True,
-        leader_late_ns: int = 0,
+        late_ns: Sequence[int | None] = (),
     ) -> None:
         configs = [config] * (len(cuts) + 1)
         if smallest is not None:
@@ -55,14 +56,16 @@ class TeamWorld(LiveWorld):
         partners = [Partner(ref.worker + 1, ref) for ref in self.members]
         members = [TeamMember(p, span) for p, span in zip(partners, spans, strict=True)]
         self.team = Team(1, tuple(members))
+        late = dict(zip(self.members, late_ns, strict=False))
+        #: when each has been told at the latest: orders to one member keep their order
+        self.told_ns = {ref: start_ns + (late.get(ref, 0) or 0) for ref in self.members}
         for ref, span in zip(self.members, spans, strict=True):
             self.at(start_ns, partial(self.gets, ref, span))
-            late_ns = leader_late_ns if ref == self.members[0] else 0
-            join = partial(self.between, ref, partial(self.join, ref, self.team))
-            self.at(start_ns + late_ns, join)
-            # Orders to one member keep their order.
+            if late.get(ref, 0) is not None:
+                join = partial(self.between, ref, partial(self.join, ref, self.team))
+                self.at(self.told_ns[ref], join)
             whole = partial(self.between, ref, partial(self.whole, ref))
-            self.at(max(stop_ns, start_ns + leader_late_ns + 1), whole)
+            self.at(max(stop_ns, self.told_ns[ref] + 1), whole)
 
     @property
     def leader(self) -> WorkerRef:
@@ -114,6 +117,9 @@ events = st.tuples(
     st.integers(0, 5),
 )
 
+#: orders that come late, after the answers to members that were told are late, or never
+lates = st.lists(st.sampled_from([0, 0, 0, 0, 200, 3_000, 150_000, None]), max_size=5)
+
 
 @given(
     cuts,
@@ -125,7 +131,7 @@ events = st.tuples(
     st.integers(0, 30_000),
     st.booleans(),
     st.booleans(),
-    st.sampled_from([0, 0, 200]),
+    lates,
 )
 @settings(max_examples=examples(400), deadline=None)
 def test_whatever_happens_tokens_are_right_and_kv_is_freed(
@@ -138,10 +144,10 @@ def test_whatever_happens_tokens_are_right_and_kv_is_freed(
     more_ns: int,
     is_shared: bool,
     team_kv: bool,
-    leader_late_ns: int,
+    late_ns: list[int | None],
 ) -> None:
     """Members, the leader and links between them are lost, loads fail, clients go, the team ends,
-    at any time; one member has less room than the others."""
+    at any time; one member has less room than the others, and some are told late or never."""
     smallest = BatcherConfig(max(smallest_blocks, 16), 4, 64, 16, growth_tokens=4)
     world = TeamWorld(
         cuts,
@@ -150,7 +156,7 @@ def test_whatever_happens_tokens_are_right_and_kv_is_freed(
         start_ns=start_ns,
         stop_ns=start_ns + more_ns,
         team_kv=team_kv,
-        leader_late_ns=leader_late_ns,
+        late_ns=late_ns,
     )
     found = ran(world)
     for number, (prompt, output) in enumerate(sizes):
@@ -181,10 +187,10 @@ def test_whatever_happens_tokens_are_right_and_kv_is_freed(
         elif what in ("end", "again"):
             # The next team of the same members, or none.
             again = Team(2 + at_ns, world.team.members) if what == "again" else None
-            at_ns = max(at_ns, start_ns + leader_late_ns + 1)
             for member in refs:
+                told_ns = max(at_ns, world.told_ns[member] + 1) + (which if again else 0)
                 join = partial(world.join_if_loading, member, again)
-                world.at(at_ns + (which if again else 0), partial(world.between, member, join))
+                world.at(told_ns, partial(world.between, member, join))
     world.play()
     world.check_end()
     visits = sum(n for ref in refs for s, n in found[ref].items() if s.stop - s.start < LAYERS + 2)
@@ -237,12 +243,37 @@ def test_a_leader_tells_where_its_team_broke(which: tuple[int, int]) -> None:
 
 def test_a_leader_may_be_told_later_than_its_members() -> None:
     """What they grant before is not lost."""
-    world = TeamWorld([3, 5], leader_late_ns=200)
+    world = TeamWorld([3, 5], late_ns=[200])
     found = ran(world)
     world.at(10, partial(world.request, "r", world.leader, range(9), 7))
     world.play()
     world.check_end()
     assert all(sum(found[ref].values()) == 7 for ref in world.members)
+
+
+@pytest.mark.parametrize("how", ["cut", "lose"])
+def test_a_member_that_is_told_when_the_team_is_over_keeps_no_blocks(how: str) -> None:
+    """Disbanded came there before it had kept any."""
+    world = TeamWorld([3, 5], late_ns=[0, 0, 3_000])
+    leader, second, late = world.members
+    world.at(10, partial(world.request, "r", leader, range(9), 7))
+    breaks = {"cut": partial(world.cut, leader, second), "lose": partial(world.lose, second)}
+    world.at(1_000, breaks[how])
+    used = []
+    world.at(10_000, lambda: used.append(world.nodes[late].serving.kv_in_use))
+    world.play()
+    world.check_end()
+    assert used == [0]
+
+
+def test_a_member_whose_leader_is_never_told_keeps_no_blocks() -> None:
+    """The controller died between its two orders, and the next one ends the team."""
+    world = TeamWorld([3], late_ns=[None, 0])
+    member = world.members[1]
+    end = partial(world.join_if_loading, member, None)
+    world.at(5_000, partial(world.between, member, end))
+    world.play()
+    world.check_end()
 
 
 def test_a_team_of_m_has_m_runs_and_one_more_in_flight() -> None:
@@ -450,7 +481,7 @@ def test_other_ends_are_refused() -> None:
 
 
 def test_blocks_go_back_if_a_member_had_none_before_the_leader_knew() -> None:
-    world = TeamWorld([4], leader_late_ns=200)
+    world = TeamWorld([4], late_ns=[200])
     serving = world.nodes[world.leader].serving
     assert serving is not None
     serving.take_message(SECOND.worker, Quota(LEAD, 3, 0), 0)

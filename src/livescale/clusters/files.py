@@ -312,9 +312,9 @@ def _leaf(
     numbers: Mapping[str, int],
     default: str,
 ) -> str:
-    """One of the file's leaves, if it lists any: no other has the limits that they have."""
+    """One that is named is among the file's leaves, if it lists any: no other has their limits."""
     leaf = _text(item, "leaf", where, numbers, default)
-    if topology.leaves and leaf and leaf not in topology.leaves:
+    if topology.leaves and leaf and "leaf" in item and leaf not in topology.leaves:
         raise ConfigError(unknown(f"{where}.leaf: there is no leaf", leaf, topology.leaves))
     return leaf
 

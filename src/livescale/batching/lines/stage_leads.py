@@ -7,7 +7,6 @@ one takes no further requests then, and ends with those that it has.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -20,6 +19,7 @@ from livescale.batching.contract.visit_messages import (
     Visit,
     Visited,
 )
+from livescale.batching.lines.early_quotas import EarlyQuotas
 from livescale.batching.lines.stage_lead import StageLead
 from livescale.batching.lines.visitors import Tell
 from livescale.batching.runs.batcher import BatcherConfig
@@ -28,20 +28,8 @@ from livescale.messages.events import InstanceReported, TeamBroke
 from livescale.values.routes import Partner, Pipeline
 from livescale.values.types import InstanceId, LayerSpan, RequestId, WorkerRef
 
-_EARLY_QUOTAS_MAX = 256
-"""Of pipelines that this instance has not been told of yet."""
 _OF_THE_INSTANCE = ("instance", "kv_blocks", "handovers", "prefill_tokens", "prefill_ns", "stage")
 """What a pipeline does not add to in a report."""
-
-
-@dataclass(slots=True)
-class _EarlyQuota:
-    """Of a member that was told of a pipeline before its leader, and since when it waits (None:
-    since the next look at the clock)."""
-
-    peer: Partner
-    quota: Quota
-    since_ns: int | None = None
 
 
 class StageLeads:
@@ -64,11 +52,9 @@ class StageLeads:
         self._tell, self._revoke = tell, revoke
         #: by number, those that end included
         self._leads: dict[int, StageLead] = {}
-        #: of all that it was told
-        self._newest = -1
         #: Runs of all pipelines: by their numbers members know the rows of each
         self._runs = 0
-        self._early_quotas: list[_EarlyQuota] = []
+        self._early_quotas = EarlyQuotas(instance, answer_ns, tell)
         #: what an answer took that came too late; less with each one that comes
         self._slowest_ns = 0
         self.emitted: list[EmittedTokens] = []
@@ -81,13 +67,13 @@ class StageLeads:
         self._past_tokens = self._past_preemptions = 0
 
     def __bool__(self) -> bool:
-        return bool(self._leads)
+        """It leads, or may have to."""
+        return bool(self._leads or self._early_quotas)
 
     # -- pipelines ------------------------------------------------------------------------------
 
     def follow(self, pipelines: Sequence[Pipeline]) -> None:
         """Those of these that the instance leads are the ones of now. Between two Runs."""
-        self._newest = max([self._newest, *(pipeline.number for pipeline in pipelines)])
         led = [p for p in pipelines if p.leader.instance == self._instance]
         for pipeline in led:
             lead = self._leads.get(pipeline.number)
@@ -103,8 +89,7 @@ class StageLeads:
         numbers = [pipeline.number for pipeline in led]
         for number, lead in self._leads.items():
             lead.is_ending = number not in numbers
-        early, self._early_quotas = self._early_quotas, []
-        for one in early:
+        for one in self._early_quotas.told([pipeline.number for pipeline in pipelines]):
             self.take_quota(one.peer, one.quota)
 
     def end_all(self) -> list[tuple[RequestId, int]]:
@@ -112,6 +97,7 @@ class StageLeads:
         own = self.requests()
         for lead in [*self._leads.values()]:
             self._end(lead)
+        self._early_quotas.give_up_all()
         self.returned = []
         return own
 
@@ -154,12 +140,10 @@ class StageLeads:
     def take_quota(self, peer: Partner, quota: Quota) -> None:
         """Of a member that was told sooner than this instance, of one that is wanted, or of one
         that has not received that all is over."""
+        if self._early_quotas.keep(peer, quota):
+            return
         lead = self._leads.get(quota.lead.number)
-        is_led_here = quota.lead.leader == self._instance
-        if is_led_here and quota.lead.number > self._newest:
-            early = [*self._early_quotas, _EarlyQuota(peer, quota)]
-            self._early_quotas = early[-_EARLY_QUOTAS_MAX:]
-        elif not is_led_here or lead is None or not lead.knows(quota.member):
+        if lead is None or lead.lead != quota.lead or not lead.knows(quota.member):
             self._tell(peer, Disbanded(quota.lead))
         else:
             self.take(quota)
@@ -181,28 +165,23 @@ class StageLeads:
 
     def lost(self, worker: WorkerRef) -> None:
         """Nothing reaches this worker, or comes from there. Between two Runs."""
-        self._early_quotas = [one for one in self._early_quotas if one.peer.worker != worker]
+        self._early_quotas.lost(worker)
         for lead in [*self._leads.values()]:
             for instance, partner in lead.everyone().items():
                 if partner.worker == worker:
                     self._loses(lead, instance, (lead.home.worker, worker))
 
     def notice(self, now_ns: int) -> None:
-        """What is waited for, is waited for from now on at the latest."""
+        """What is waited for, is waited for from now on at the latest. A pipeline of which no order
+        came may never have begun: a next controller did not go on with it. If the order comes, its
+        members are told again."""
+        self._early_quotas.look(now_ns)
         for lead in self._leads.values():
             if lead.is_waiting and lead.since_ns is None:
                 lead.since_ns = now_ns
-        for one in self._early_quotas:
-            if one.since_ns is None:
-                one.since_ns = now_ns
 
     def look(self, now_ns: int) -> None:
-        """Between two Runs: answers that are late, and members that are not needed any more. A
-        pipeline of which no order came may never have begun: a next controller did not go on with
-        it. If the order comes, its members are told again."""
-        for one in [one for one in self._early_quotas if self._is_late(one, now_ns)]:
-            self._early_quotas.remove(one)
-            self._tell(one.peer, Disbanded(one.quota.lead))
+        """Between two Runs: answers that are late, and members that are not needed any more."""
         for lead in [*self._leads.values()]:
             late_ns = self._late_ns(lead)
             if late_ns is not None and now_ns >= late_ns:
@@ -221,9 +200,7 @@ class StageLeads:
     def deadline_ns(self) -> int | None:
         """When an answer is late."""
         late = [self._late_ns(lead) for lead in self._leads.values()]
-        late += [
-            one.since_ns + self._answer_ns for one in self._early_quotas if one.since_ns is not None
-        ]
+        late.append(self._early_quotas.deadline_ns())
         return min((late_ns for late_ns in late if late_ns is not None), default=None)
 
     # -- what can be asked ----------------------------------------------------------------------
@@ -267,9 +244,6 @@ class StageLeads:
             self._loses(lead, message.member, None)
         else:
             self._loses(lead, lost[0], (member.worker, message.lost) if member else None)
-
-    def _is_late(self, early: _EarlyQuota, now_ns: int) -> bool:
-        return early.since_ns is not None and now_ns >= early.since_ns + self._answer_ns
 
     def _late_ns(self, lead: StageLead) -> int | None:
         """When the answer that it waits for is late (None: it waits for none)."""

@@ -146,7 +146,7 @@ class TeamBatcher(Serving):
 
     @property
     def is_alone(self) -> bool:
-        return self.side.is_idle and self.inner.is_alone
+        return self.side.is_alone and self.inner.is_alone
 
     def expected_tokens(self, peer: WorkerRef, message: LiveMessage) -> int | None:
         if isinstance(message, Visit):

@@ -30,6 +30,7 @@ from livescale.batching.contract.visit_messages import (
     Visited,
     VisitMessage,
 )
+from livescale.batching.lines.early_quotas import EarlyQuotas
 from livescale.batching.lines.team_parting import Parting, check_shared, moving_pays
 from livescale.batching.lines.visit_lead import Left, VisitLead
 from livescale.batching.lines.visitors import Visitors
@@ -39,9 +40,6 @@ from livescale.batching.runs.run import EmittedTokens, Run, SequenceSpec
 from livescale.messages.events import TeamBroke
 from livescale.values.routes import Partner, Team
 from livescale.values.types import LayerSpan, RequestId, WorkerRef
-
-_EARLY_QUOTAS_MAX = 64
-"""More members than a team has."""
 
 
 class TeamSide:
@@ -61,8 +59,7 @@ class TeamSide:
         self._parting: Parting | None = None
         #: tokens that teams of this one have emitted, but for the one of now
         self.past_tokens = 0
-        #: quotas for a team that this one has not been told to lead yet
-        self._early_quotas: list[tuple[WorkerRef, Quota]] = []
+        self._early_quotas = EarlyQuotas(inner.instance, inner.limits.answer_ns, self._send)
         self._outbox: list[tuple[WorkerRef, LiveMessage]] = []
         self._emitted: list[EmittedTokens] = []
         self._returned: list[tuple[RequestId, int]] = []
@@ -72,6 +69,11 @@ class TeamSide:
     def is_idle(self) -> bool:
         """It is in no team, and nothing is left of one."""
         return self.lead is None and self._parting is None and not self.visitors.leases
+
+    @property
+    def is_alone(self) -> bool:
+        """As of a Serving."""
+        return self.is_idle and not self._early_quotas
 
     def join(self, team: Team | None) -> None:
         """Be a member of this team from now on; None: of no further one. Between two Runs.
@@ -102,9 +104,8 @@ class TeamSide:
                     self._inner.add(sequence.as_spec())
         self.visitors.grant(lead, team.leader, [m.partner.worker for m in team.members])
         # Behind its own blocks, which go back if a member has none.
-        early, self._early_quotas = self._early_quotas, []
-        for _, quota in early:
-            self._take(quota)
+        for one in self._early_quotas.told([team.number]):
+            self._take_quota(one.peer, one.quota)
 
     def leave(self) -> None:
         """The instance goes, between two Runs: what it led runs elsewhere."""
@@ -114,8 +115,8 @@ class TeamSide:
             self._disband(self._parting.lead)
             self._parting = None
         self.visitors.leave_all()
-        self._outbox += [(peer, Disbanded(quota.lead)) for peer, quota in self._early_quotas]
-        self._early_quotas, self._returned = [], []
+        self._early_quotas.give_up_all()
+        self._returned = []
 
     # -- requests and Runs ----------------------------------------------------------------------
 
@@ -163,9 +164,8 @@ class TeamSide:
     def take_message(self, peer: WorkerRef, message: LiveMessage) -> tuple[bool, int | None]:
         """Whether the message is of a team, and if a request was taken over with it (0: else
         None). Raises UnexpectedMessage."""
-        if isinstance(message, Quota) and self._may_lead(message.lead):
-            # The member was told sooner.
-            self._early_quotas = [*self._early_quotas, (peer, message)][-_EARLY_QUOTAS_MAX:]
+        if isinstance(message, Quota):
+            self._take_quota(Partner(message.member, peer), message)
         elif isinstance(message, VisitMessage):
             self._take(message)
         elif isinstance(message, KvWanted) and message.part is not None and message.part.lead:
@@ -184,10 +184,12 @@ class TeamSide:
         self._outbox = [entry for entry in self._outbox if entry[0] != peer]
         if self.lead is not None and any(s.partner.worker == peer for s in self.lead.way):
             self._broke(peer)
+        self._early_quotas.lost(peer)
         self.visitors.lost(peer)
 
     def take_outbox(self, now_ns: int) -> list[tuple[WorkerRef, LiveMessage]]:
         """As told of a Serving. A team whose members do not answer is broken up."""
+        self._early_quotas.look(now_ns)
         lead = self.lead
         if lead is not None and lead.is_waiting:
             if lead.since_ns is None:
@@ -203,10 +205,11 @@ class TeamSide:
 
     def deadline_ns(self) -> int | None:
         """When an answer is late."""
-        lead = self.lead
+        lead, early_ns = self.lead, self._early_quotas.deadline_ns()
         if lead is None or not lead.is_waiting or lead.since_ns is None:
-            return None
-        return lead.since_ns + self._inner.limits.answer_ns + 1
+            return early_ns
+        late_ns = lead.since_ns + self._inner.limits.answer_ns + 1
+        return late_ns if early_ns is None else min(late_ns, early_ns)
 
     # -- helpers, in the order used -------------------------------------------------------------
 
@@ -235,7 +238,20 @@ class TeamSide:
         if partner.instance == self._instance:
             self._take(message)
         else:
-            self._outbox.append((partner.worker, message))
+            self._send(partner, message)
+
+    def _send(self, partner: Partner, message: VisitMessage) -> None:
+        self._outbox.append((partner.worker, message))
+
+    def _take_quota(self, peer: Partner, quota: Quota) -> None:
+        """Of a member that was told sooner than this instance, of one of the team, or of one that
+        was told when the team was over: Disbanded has come there before it kept blocks."""
+        if self._early_quotas.keep(peer, quota):
+            return
+        if self.lead is None or self.lead.lead != quota.lead:
+            self._send(peer, Disbanded(quota.lead))
+        else:
+            self._take(quota)
 
     def _take(self, message: VisitMessage) -> None:
         lead = self.lead
@@ -258,11 +274,6 @@ class TeamSide:
             self._broke(message.lost, lead.worker_of(message.member))
         else:
             raise UnexpectedMessage("the members of a team stay the same")
-
-    def _may_lead(self, lead: Lead) -> bool:
-        """A later team of this one."""
-        is_later = self.team is None or lead.number > self.team.number
-        return lead.leader == self._instance and is_later
 
     def _end_if_over(self, now_ns: int) -> None:
         """The team has ended: requests go to its members in even shares."""

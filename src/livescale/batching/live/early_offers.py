@@ -103,15 +103,16 @@ class EarlyOffers:
     def withdraw_from(self, worker: WorkerRef, instance: InstanceId) -> None:
         """The worker is to get none of them."""
         for offer in self._offers.values():
-            if worker == offer.peer:
-                self._batches.tell(worker, messages.Gone(offer.key))
-            elif worker in offer.told:
+            if worker in offer.told:
                 self._batches.tell(worker, messages.Offer(instance, offer.key, (), ()))
-            self._leave(offer, worker)
+        self.leave(worker)
 
     def leave(self, peer: WorkerRef) -> None:
-        """Nothing reaches the peer any more."""
+        """The peer is to get nothing more. One that is still reached frees what it has reserved for
+        a promise."""
         for offer in self._offers.values():
+            if peer == offer.peer:
+                self._batches.tell(peer, messages.Gone(offer.key))
             self._leave(offer, peer)
 
     def take(self, sequence: SequenceState) -> EarlyOffer | None:
