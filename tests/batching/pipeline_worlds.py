@@ -86,6 +86,8 @@ class StageWorld:
         self._number = 0
         #: by leader: its pipeline
         self._known: dict[WorkerRef, Pipeline] = {}
+        #: pipelines that broke, and are formed anew
+        self._broken: set[int] = set()
         #: living workers that do not reach each other now, and how often any two did not
         self._apart: set[frozenset[WorkerRef]] = set()
         self._cuts: Counter[frozenset[WorkerRef]] = Counter()
@@ -320,10 +322,21 @@ class StageWorld:
                 self.at(self.now_ns + 50, again)
         for key in [key for key in rows if not serving.holds(key)]:
             del rows[key]
+        self._form_broken(node)
         deadline_ns = serving.deadline_ns()
         if deadline_ns is not None and deadline_ns != node.wake_ns:
             node.wake_ns = deadline_ns
             self.at(max(deadline_ns, self.now_ns), partial(self._wake, node))
+
+    def _form_broken(self, leader: StageNode) -> None:
+        """As the controller does, which is told of a pipeline that broke. What broke an older one
+        says nothing of it."""
+        known, broke = self._known.get(leader.ref), leader.serving.team_broke
+        if known is None or broke is None or broke.team != known.number:
+            return
+        if broke.team not in self._broken:
+            self._broken.add(broke.team)
+            self.at(self.now_ns + 200, self.form)
 
     def _arrives_ns(self, sender: WorkerRef | None, receiver: WorkerRef) -> int:
         """When the next message does: in order, from a worker or from the controller."""

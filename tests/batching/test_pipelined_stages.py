@@ -41,6 +41,16 @@ happenings = st.tuples(
     token_ns=1,
     kv_blocks=[64],
 )
+@example(  # a pipeline breaks again after the last instance was lost or cut off
+    counts=[2, 1, 1],
+    sizes=[(1, 8), (1, 8), (1, 1), (1, 1), (1, 1)],
+    happens=[(0, "form", 0), (1_308, "cut", 35), (2_838, "cut", 16)],
+    delays=[31, 1],
+    is_shared=False,
+    merges=False,
+    token_ns=20,
+    kv_blocks=[64],
+)
 @settings(max_examples=examples(160), deadline=None)
 def test_whatever_happens_tokens_are_right_and_kv_is_freed(
     counts: list[int],
