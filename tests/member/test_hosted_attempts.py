@@ -19,8 +19,6 @@ from livescale.messages.events import RequestEnded
 from livescale.values.types import FinishReason, LayerSpan, Outcome, SamplingParams, WorkerRef
 
 OWN = WorkerRef(0)
-LONG_NS = 10**15
-NOW_NS = 7
 
 
 class Effects:
@@ -49,12 +47,12 @@ def returned(attempts: list[tuple[str, int]]) -> list[RequestEnded]:
 def test_what_a_lost_partner_took_is_given_back_once(story: list[tuple[int, bool]]) -> None:
     """Each step either loses a partner or lets it take one more attempt."""
     words = Effects()
-    hosted = HostedAttempts(OWN, words.emit, LONG_NS)
+    hosted = HostedAttempts(OWN, words.emit)
     given: dict[int, list[tuple[str, int]]] = {1: [], 2: [], 3: []}
     for step, (partner, is_lost) in enumerate(story):
         words.controller, words.gateways = [], []
         if is_lost:
-            hosted.partner_lost(NOW_NS, WorkerRef(partner))
+            hosted.partner_lost(WorkerRef(partner))
             assert words.controller == returned(given[partner])
             back = [(f"g{r}", AttemptReturned(r, n)) for r, n in given[partner]]
             assert words.gateways == back
@@ -63,38 +61,29 @@ def test_what_a_lost_partner_took_is_given_back_once(story: list[tuple[int, bool
             request = f"r{step}"
             hosted.taken(f"g{request}", spec(request, step), is_decoding=False)
             assert words.gateways == [(f"g{request}", AttemptTaken(request, step))]
-            hosted.given(NOW_NS, WorkerRef(partner), [(request, step)])
+            hosted.given(WorkerRef(partner), [(request, step)])
             assert hosted.gateway_of(request) == ""
             given[partner].append((request, step))
 
 
 def test_what_came_back_is_not_returned_with_the_partner_that_had_it() -> None:
     words, peer = Effects(), WorkerRef(1)
-    hosted = HostedAttempts(OWN, words.emit, LONG_NS)
+    hosted = HostedAttempts(OWN, words.emit)
     hosted.taken("g0", spec("r", 1), is_decoding=False)
-    hosted.given(NOW_NS, peer, [("r", 1)])
+    hosted.given(peer, [("r", 1)])
     hosted.taken("g0", spec("r", 1, moves=2), is_decoding=False)
-    hosted.partner_lost(NOW_NS, peer)
+    hosted.partner_lost(peer)
     assert words.controller == []
     assert hosted.gateway_of("r") == "g0"
 
 
-def test_what_was_given_is_remembered_for_a_time_only() -> None:
-    words, peer = Effects(), WorkerRef(1)
-    hosted = HostedAttempts(OWN, words.emit, telling_ns=0)
-    hosted.taken("g0", spec("r", 1), is_decoding=False)
-    hosted.given(NOW_NS, peer, [("r", 1)])
-    hosted.partner_lost(NOW_NS + 1, peer)
-    assert words.controller == []
-
-
 def test_of_very_many_attempts_the_last_ones_are_remembered() -> None:
     words, peer, count = Effects(), WorkerRef(1), 5000
-    hosted = HostedAttempts(OWN, words.emit, LONG_NS)
+    hosted = HostedAttempts(OWN, words.emit)
     for number in range(count):
         hosted.taken("g0", spec(f"r{number}", 1), is_decoding=False)
-        hosted.given(NOW_NS, peer, [(f"r{number}", 1)])
-    hosted.partner_lost(NOW_NS, peer)
+        hosted.given(peer, [(f"r{number}", 1)])
+    hosted.partner_lost(peer)
     kept = len(words.controller)
     assert 0 < kept < count
     assert words.controller == returned([(f"r{n}", 1) for n in range(count - kept, count)])
@@ -102,7 +91,7 @@ def test_of_very_many_attempts_the_last_ones_are_remembered() -> None:
 
 def test_an_attempt_of_a_gateway_that_nobody_knows_goes_back_to_the_controller() -> None:
     words = Effects()
-    hosted = HostedAttempts(OWN, words.emit, LONG_NS)
+    hosted = HostedAttempts(OWN, words.emit)
     batcher = Batcher(BatcherConfig(8, 16, 64, 8), LayerSpan(0, 4))
     live = LiveBatcher(batcher, 1, LiveLimits())
     live.layers_arrived(4)
@@ -124,7 +113,7 @@ def test_an_attempt_of_a_gateway_that_nobody_knows_goes_back_to_the_controller()
 def test_a_new_controller_is_told_what_was_taken_and_given_back_without_a_gateway() -> None:
     """Neither the gateway nor the controller of then may have received that."""
     words = Effects()
-    hosted = HostedAttempts(OWN, words.emit, LONG_NS)
+    hosted = HostedAttempts(OWN, words.emit)
     live = LiveBatcher(Batcher(BatcherConfig(8, 4, 8, 4), LayerSpan(0, 4)), 1, LiveLimits())
     hosted.open(1, live)
     for request, moves in (("moved", 2), ("own", 0)):
@@ -145,7 +134,7 @@ def test_what_ends_in_a_run_while_its_gateway_is_cut_off_is_to_run_elsewhere(
     """Its gateway may not know that the attempt was taken over, and would wait for the worker
     before. News of an older attempt (not `is_this`) says nothing of this one."""
     words = Effects()
-    hosted = HostedAttempts(OWN, words.emit, LONG_NS)
+    hosted = HostedAttempts(OWN, words.emit)
     live = LiveBatcher(Batcher(BatcherConfig(8, 4, 8, 4), LayerSpan(0, 4)), 1, LiveLimits())
     hosted.open(1, live)
     live.add(spec("r", 2, moves))

@@ -19,28 +19,26 @@ from livescale.messages.events import RequestEnded
 from livescale.values.types import InstanceId, Outcome, RequestId, WorkerRef
 
 _GIVEN_MAX = 4096
-"""Attempts that others took over, as remembered: the oldest are forgotten first."""
+"""Attempts that others took over, as remembered: the oldest are forgotten first. No time ends that:
+a partner that is silent may have told its gateway nothing since, and is lost only much later."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """An attempt that a partner took over, and when that was learned."""
+    """An attempt that a partner took over."""
 
     partner: WorkerRef
     gateway: str
     request: RequestId
     attempt: int
-    since_ns: int
 
 
 class HostedAttempts:
     """What one worker runs for which gateway."""
 
-    def __init__(self, worker: WorkerRef, emit: Callable[[Effect], None], telling_ns: int) -> None:
-        """`telling_ns`: a worker that takes an attempt over has told its gateway by then."""
+    def __init__(self, worker: WorkerRef, emit: Callable[[Effect], None]) -> None:
         self._worker = worker
         self._emit = emit
-        self._telling_ns = telling_ns
         #: what others took over, the earliest first; of earlier instances, too
         self._given: deque[_Given] = deque(maxlen=_GIVEN_MAX)
         self._instance: InstanceId | None = None
@@ -149,14 +147,11 @@ class HostedAttempts:
             repeated = EmittedTokens(request, attempt, 0, spec.generated_ids, None)
             self._emit(Emit(gateway, (repeated,), is_repeated=True))
 
-    def given(
-        self, now_ns: int, partner: WorkerRef, attempts: Sequence[tuple[RequestId, int]]
-    ) -> None:
+    def given(self, partner: WorkerRef, attempts: Sequence[tuple[RequestId, int]]) -> None:
         """These are the partner's from now on. It tells the gateways, but may die before."""
-        self._forget_old(now_ns)
         for request, attempt in attempts:
             gateway = self._leaves(request)
-            self._given.append(_Given(partner, gateway, request, attempt, now_ns))
+            self._given.append(_Given(partner, gateway, request, attempt))
 
     def returned(self, request: RequestId, attempt: int) -> None:
         """The instance has forgotten the attempt: it is to run elsewhere."""
@@ -167,10 +162,9 @@ class HostedAttempts:
         for request, attempt, reason in attempts:
             self._fail(self._leaves(request), request, attempt, reason)
 
-    def partner_lost(self, now_ns: int, partner: WorkerRef) -> None:
+    def partner_lost(self, partner: WorkerRef) -> None:
         """What it took over last may be known to no gateway: this worker says that it has not got
         it. A gateway that knows the partner's part takes no notice of that."""
-        self._forget_old(now_ns)
         lost = [given for given in self._given if given.partner == partner]
         for given in lost:
             self._given.remove(given)
@@ -210,10 +204,6 @@ class HostedAttempts:
         self._moves.pop(request, None)
         self._cut_off.pop(request, None)
         return self._gateway_of.pop(request)
-
-    def _forget_old(self, now_ns: int) -> None:
-        while self._given and self._given[0].since_ns + self._telling_ns < now_ns:
-            self._given.popleft()
 
     def _give_back(self, gateway: str, request: RequestId, attempt: int) -> None:
         self._emit(Answer(gateway, AttemptReturned(request, attempt)))

@@ -172,7 +172,7 @@ class HostedInstance:
         self._attempts.emitted(emitted)
         if own:
             left = dict.fromkeys(self.serving.requests())
-            self._attempts.given(now_ns, sent.peer, [pair for pair in own if pair not in left])
+            self._attempts.given(sent.peer, [pair for pair in own if pair not in left])
         if pull_ns is not None:
             assert isinstance(message, Handover), f"{message} is no batch"
             self._took(message, pull_ns, sent)

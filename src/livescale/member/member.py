@@ -74,8 +74,7 @@ class Member:
         self.waiting: list[inputs.MemberInput] = []
         self.instance: HostedInstance | None = None
         self._capacity: events.CapacityMeasured | None = None
-        answer_ns = limits.live.answer_ns if limits is not None else 0
-        self._attempts = HostedAttempts(ref, self._emit, answer_ns)
+        self._attempts = HostedAttempts(ref, self._emit)
         self._ranks = RankWatermarks(self._emit)
         self.cores = MemberCores(ref, limits.own_cores if limits is not None else 1, self._emit)
         self._handlers: dict[type, Callable[[Any], object]] = {
@@ -341,7 +340,7 @@ class Member:
         if self.instance is not None:
             self.instance.peer_lost(lost.peer, is_refused=lost.is_refused)
         if not lost.is_refused:
-            self._attempts.partner_lost(self._now_ns, lost.peer)
+            self._attempts.partner_lost(lost.peer)
 
     def __repr__(self) -> str:
         return f"<Member {self.ref}: {self._holdings!r}>"
