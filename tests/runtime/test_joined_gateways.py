@@ -236,7 +236,7 @@ def head_of(model: Path, scratch: Path) -> LocalPool:
 def refuses(url: str) -> bool:
     try:
         httpx.get(f"{url}/health", timeout=patient(10))
-    except httpx.ConnectError:
+    except (httpx.NetworkError, httpx.RemoteProtocolError):  # or it came while the port closed
         return True
     return False
 
