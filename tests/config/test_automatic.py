@@ -95,10 +95,12 @@ def test_a_model_of_8_gb_is_served_by_24_gib() -> None:
     assert config.workers == 1
     assert config.host_memory_bytes == 8 * 10**9
     assert words.startswith("memory: 24.7 GB free: 1 worker with 8 GB for parameters and ")
+    assert "Too little for 3 workers, a second model on a worker (--help: --workers, " in words
 
 
 def test_small_models_get_what_they_always_had() -> None:
-    config, _ = fitted(pool(), (), [ModelNeed(30 * MIB, 8 * MIB)], MachineMemory(20 * GIB))
+    config, words = fitted(pool(), (), [ModelNeed(30 * MIB, 8 * MIB)], MachineMemory(20 * GIB))
+    assert "Too little" not in words
     assert config == msgspec.structs.replace(pool(), kv_bytes=256 * MIB)
 
 

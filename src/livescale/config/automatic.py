@@ -75,7 +75,8 @@ def fitted(
                 host_memory_bytes=share.copies_bytes,
                 weights_layout=config.weights_layout if share.copy_bytes == second else "compiled",
             )
-            return chosen, _words(chosen, copies, machine)
+            why = _why(config, chosen, given, needs, machine)
+            return chosen, _words(chosen, copies, machine, why)
     if any(name in given for name in AUTOMATIC):
         return config, ""  # what was given does not fit, and is told where it is checked
     raise ConfigError(
@@ -137,11 +138,37 @@ def _whole_mib(size_bytes: int) -> int:
     return -(-size_bytes // _MIB) * _MIB
 
 
-def _words(config: PoolConfig, copies_bytes: int, machine: MachineMemory) -> str:
+def _why(
+    config: PoolConfig,
+    chosen: PoolConfig,
+    given: Container[str],
+    needs: Sequence[ModelNeed],
+    machine: MachineMemory,
+) -> list[str]:
+    """What the best way has that the chosen one does not, as the memory is too little for it."""
+    workers, best = next(_ways(config, given, needs, machine))
+    copies = sum(need.size_bytes for need in needs)
+    lacking = []
+    if chosen.workers < workers:
+        lacking.append(f"{workers} workers")
+    if chosen.arena_bytes < best.arena_bytes:
+        lacking.append("a second model on a worker")
+    if chosen.host_memory_bytes is not None and chosen.host_memory_bytes < copies:
+        lacking.append("copies on the host")
+    if chosen.weights_layout != config.weights_layout:
+        lacking.append("packed parameters beside the loaded ones (weights_layout)")
+    return lacking
+
+
+def _words(
+    config: PoolConfig, copies_bytes: int, machine: MachineMemory, lacking: Sequence[str]
+) -> str:
     workers = "1 worker" if config.workers == 1 else f"{config.workers} workers"
     copies = f"{size_text(copies_bytes)} for copies on the host" if copies_bytes else "no host copy"
+    why = f". Too little for {', '.join(lacking)}" if lacking else ""
     return (
         f"memory: {size_text(machine.free_bytes)} free: {workers} with"
         f" {size_text(config.arena_bytes)} for parameters and {size_text(config.kv_bytes)} for KV"
-        f" each, {copies} (--help: --workers, --arena-bytes, --kv-bytes, --host-memory-bytes)"
+        f" each, {copies}{why}"
+        " (--help: --workers, --arena-bytes, --kv-bytes, --host-memory-bytes)"
     )

@@ -19,7 +19,7 @@ from livescale.config.slo import percentile
 from livescale.lab.bench.base.errors import BenchError
 from livescale.lab.bench.base.machine import CpuShares
 from livescale.lab.bench.base.token_checks import wrong_greedy_tokens, wrong_timed_tokens
-from livescale.lab.bench.live import play_figures as live_figures
+from livescale.lab.bench.live import play_figures
 from livescale.lab.bench.live.live_fleet import AskedRequest, PairFleet
 from livescale.lab.bench.live.live_models import (
     LINK_BYTES_PER_S_MAX,
@@ -111,7 +111,7 @@ class _LiveBench:
                     await self._run_kind(kind, plays, Path(name))
         has_headline = options.is_whole and options.headline_ratio in options.ratios
         if options.linked is None and has_headline:
-            self.report.mean_to_optimum = live_figures.mean_to_optimum(
+            self.report.mean_to_optimum = play_figures.mean_to_optimum(
                 options.layers, options.batches, options.headline_ratio
             )
         return self.report
@@ -154,7 +154,7 @@ class _LiveBench:
             bursts = [Burst(order, batches, _DECODED_TOKENS) for order in orders]
             ratio = setting.layer_load_ns * setting.decoder_layers // batch_ns
             played = await self._run_bursts(fleet, ratio, plays, bursts)
-        shares = [live_figures.source_idle_share(play) for play in played[ZIGZAG.name]]
+        shares = [play_figures.source_idle_share(play) for play in played[ZIGZAG.name]]
         self.report.of_kind(kind).source_idle_shares = shares
         self._judge_tokens(setting)
 
@@ -202,15 +202,15 @@ class _LiveBench:
             self._take(setting, options.headline_ratio, [play])
         layers = setting.decoder_layers
         found = self.report.of_kind(setting.kind)
-        found.half_load = live_figures.half_load_ratio(full, twin, alone, layers)
-        found.finished_at_half_load = live_figures.finished_at_half_load(full, alone, layers)
-        found.throughput = live_figures.throughput_curve(full, twin, alone, layers)
+        found.half_load = play_figures.half_load_ratio(full, twin, alone, layers)
+        found.finished_at_half_load = play_figures.finished_at_half_load(full, alone, layers)
+        found.throughput = play_figures.throughput_curve(full, twin, alone, layers)
         found.set_first_help(early[0], setting)
         self.say(f"  {setting.kind}: throughput, and queues from the start of the load")
 
     async def _run_decodes(self, fleet: PairFleet) -> None:
         """The burst while the source decodes, with and without help."""
-        gaps: dict[str, live_figures.BothWorlds] = {}
+        gaps: dict[str, play_figures.BothWorlds] = {}
         options, setting = self.options, fleet.setting
         for order in (ALONE, ZIGZAG.name):
             burst = Burst(order, options.batches, _DECODED_TOKENS, decodes=options.decodes)
@@ -218,7 +218,7 @@ class _LiveBench:
             (twin,) = self._take(setting, options.headline_ratio, [play], adds_row=False)
             if not play.gaps_ns or not twin.gaps_ns:
                 raise BenchError(f"nothing decoded on the source during {order}")
-            gaps[order] = live_figures.BothWorlds(
+            gaps[order] = play_figures.BothWorlds(
                 percentile(play.gaps_ns, 99) / 1e9, percentile(twin.gaps_ns, 99) / 1e9
             )
         self.report.of_kind(setting.kind).tbt_p99_s = gaps
@@ -231,7 +231,7 @@ class _LiveBench:
         self.asked += [asked for play in plays for asked in (*play.requests, *play.decodes)]
         twins = [simulate(play, setting) for play in plays]
         if adds_row:
-            self.report.rows.append(live_figures.order_row(setting, ratio, plays, twins))
+            self.report.rows.append(play_figures.order_row(setting, ratio, plays, twins))
         return twins
 
 
