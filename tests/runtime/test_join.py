@@ -14,7 +14,7 @@ import psutil
 import pytest
 from joiners import Joiner, closing, is_running
 from pool_thread import LocalPool, wait_until
-from running_streams import check, nothing, right_tokens_of, streams_while
+from running_streams import STREAMS, check, nothing, right_tokens_of, streams_while
 
 from effort import mostly_long
 from interrupted import python_without_forks
@@ -219,6 +219,8 @@ def test_instances_of_unlike_hosts_go_only_where_they_fit(tiny_model: Path, tmp_
         timed_run_us=20_000,
         live_order="stop-the-world",
         drain="finish",
+        # Neither instance has room for all streams, however slow the one that computes is.
+        sequences_max=STREAMS // 2,
     ) as pool:
         hosts = [
             Joiner(pool, "small", tmp_path, "--arena-bytes", "1MiB", "--workers", "2"),
