@@ -13,11 +13,13 @@ import signal
 import socket
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from livescale.control.cluster.next_step import NextStep
 from livescale.control.controller import Controller
 from livescale.member.inputs import receiver_of
 from livescale.messages import commands, events
@@ -65,7 +67,7 @@ class ControllerProcess:
         self._tenure = tenure
         # Hosts and heads tell the same where it is true: a gateway ends no controller.
         tenure.believes = lambda wire: not self._is_gateways(wire)
-        self._step_gap_ns = boot.pool.step_gap_us * 1000
+        self._next_step = NextStep(boot.pool.step_gap_us * 1000)
         self._controller = Controller(boot.config)
         #: what may be known of it, as of the last step
         self._status = self._controller.status()
@@ -96,9 +98,7 @@ class ControllerProcess:
                 msgspec.to_builtins(boot.pool),
                 boot.start,
             )
-        self._events: list[events.AnyEvent] = []
         self._has_events = asyncio.Event()
-        self._wake_at_ns: int | None = None
         #: workers and agents: their wires, and where they can be reached
         self._members: dict[WorkerRef, _Member] = {}
         self._ahead = ModelsAhead()
@@ -118,33 +118,29 @@ class ControllerProcess:
         """Step the controller whenever an event waits, at most every `step_gap_us`."""
         # An earlier life may have ended between a change and its last word on it.
         await self._publication.keep()
-        last_ns = 0
         while True:
-            await self._wait_for_events()
-            gap_ns = last_ns + self._step_gap_ns - time.monotonic_ns()
-            if gap_ns > 0:
-                await asyncio.sleep(gap_ns / 1e9)
+            await self._until_due()
             if self._tenure.is_over():
                 return
-            last_ns = self._step()
+            self._step()
 
-    async def _wait_for_events(self) -> None:
-        timeout = None
-        if self._wake_at_ns is not None:
-            timeout = max(0, self._wake_at_ns - time.monotonic_ns()) / 1e9
-        try:
-            await asyncio.wait_for(self._has_events.wait(), timeout)
-        except TimeoutError:
-            self._wake_at_ns = None
-            self._events.append(events.Tick())
+    async def _until_due(self) -> None:
+        """Wait for the next step's time. An event makes that earlier, unless one waits already."""
+        while (left_s := self._left_s()) is None or left_s > 0:
+            if left_s is not None and self._has_events.is_set():
+                await asyncio.sleep(left_s)
+                continue
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_events.wait(), left_s)
 
-    def _step(self) -> int:
-        absorbed, self._events = self._events, []
-        self._has_events.clear()
+    def _left_s(self) -> float | None:
+        due_ns = self._next_step.due_ns
+        return None if due_ns is None else (due_ns - time.monotonic_ns()) / 1e9
+
+    def _step(self) -> None:
         now_ns = time.monotonic_ns()
-        if self._wake_at_ns is not None and self._wake_at_ns <= now_ns:
-            # This step is the promised call: a later WakeAt must not be taken for a worse one.
-            self._wake_at_ns = None
+        absorbed = self._next_step.begin(now_ns)
+        self._has_events.clear()
         decided = self._controller.step(now_ns, absorbed)
         self._status = self._controller.status()
         changes = self._follower.step(now_ns, absorbed, decided)
@@ -165,10 +161,9 @@ class ControllerProcess:
         for command in decided:
             if isinstance(command, commands.FailRequest):
                 self._gateways.send_for(command.request, command)
-        return now_ns
 
     def _push(self, event: events.AnyEvent) -> None:
-        self._events.append(event)
+        self._next_step.push(event)
         self._has_events.set()
 
     # -- carrying out commands ------------------------------------------------------------------
@@ -190,8 +185,7 @@ class ControllerProcess:
             if not self._gateways.send_for(command.request, command):
                 self._push(events.RequestEnded(command.request, command.attempt, Outcome.CANCELLED))
         elif isinstance(command, commands.WakeAt):
-            earlier = self._wake_at_ns is None or command.at_ns < self._wake_at_ns
-            self._wake_at_ns = command.at_ns if earlier else self._wake_at_ns
+            self._next_step.wake_at(command.at_ns)
         elif isinstance(command, commands.ModelGone):
             self._publication.gone(command.model)
             self.shown.loads.forget(command.model)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from livescale.control.cluster.next_step import NextStep
 from livescale.control.controller import Controller
 from livescale.control.state.config import ControllerConfig
 from livescale.member.inputs import MemberOrder, receiver_of
@@ -71,9 +72,9 @@ class ControllerLife:
         #: of every peer that met this controller what comes and what goes there
         self._uplinks: dict[Peer, SimChannel[events.AnyEvent | Fenced]] = {}
         self._orders: dict[Peer, SimChannel[Any]] = {}
-        self._inbox: list[events.AnyEvent] = []
-        self._has_step_ahead = False
-        self._last_step_ns = -world.step_gap_ns
+        self._next_step = NextStep(world.step_gap_ns)
+        #: when the clock brings the next step, and its ticket (None: it does not)
+        self._ahead: tuple[int, int] | None = None
 
     # -- connections ----------------------------------------------------------------------------
 
@@ -159,18 +160,27 @@ class ControllerLife:
             if not self.is_deaf:
                 self.end(self._clock.now_ns)
             return
-        self._inbox.append(event)
-        if not self._has_step_ahead:
-            self._has_step_ahead = True
-            step_ns = max(self._clock.now_ns, self._last_step_ns + self._world.step_gap_ns)
-            self._clock.at(step_ns, self._step, STEP_PRIORITY)
+        self._next_step.push(event)
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """The clock brings the next step when it is due, or brings it earlier than before."""
+        due_ns = self._next_step.due_ns
+        if due_ns is None or self.is_over:
+            return
+        due_ns = max(due_ns, self._clock.now_ns)
+        if self._ahead is not None:
+            if self._ahead[0] <= due_ns:
+                return
+            self._clock.cancel(self._ahead[1])
+        self._ahead = due_ns, self._clock.at(due_ns, self._step, STEP_PRIORITY)
 
     def _step(self) -> None:
-        self._has_step_ahead = False
+        self._ahead = None
         if self.is_over:
             return
-        received, self._inbox = self._inbox, []
-        now_ns = self._last_step_ns = self._clock.now_ns
+        now_ns = self._clock.now_ns
+        received = self._next_step.begin(now_ns)
         ordered = self.controller.step(now_ns, received)
         self._world.stepped(self, received, ordered)
         self.checker.observe(now_ns, received, ordered)
@@ -178,6 +188,7 @@ class ControllerLife:
         for command in ordered:
             self._carry_out(command)
         self._world.decided(self)
+        self._look_ahead()
 
     def _carry_out(self, command: commands.AnyCommand) -> None:
         if isinstance(command, MemberOrder):
@@ -187,4 +198,4 @@ class ControllerLife:
             if orders is not None:
                 orders.send(command)
         elif isinstance(command, commands.WakeAt) and command.at_ns <= self._world.until_ns():
-            self._clock.at(command.at_ns, lambda: self.push(events.Tick()))
+            self._next_step.wake_at(command.at_ns)
