@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from livescale.control.cluster.incarnations import Incarnations
 from livescale.control.cluster.next_step import NextStep
 from livescale.control.controller import Controller
 from livescale.member.inputs import receiver_of
@@ -102,8 +103,7 @@ class ControllerProcess:
         #: workers and agents: their wires, and where they can be reached
         self._members: dict[WorkerRef, _Member] = {}
         self._ahead = ModelsAhead()
-        #: incarnations that were lost: they are told to end if they come back
-        self._lost: dict[WorkerRef, None] = {}
+        self._incarnations = Incarnations()
         self._gateways = GatewayWires(
             tenure, self._publication, self._push, self._request_is_over, self._examine
         )
@@ -248,7 +248,7 @@ class ControllerProcess:
     ) -> None:
         """A worker or an agent, until its wire ends."""
         ref = hello.holder.ref
-        if ref in self._lost or ref in self._members:
+        if not self._incarnations.join(ref):
             wire.send(protocol.Refused(f"{ref} was given up before"))
             wire.close()
             return
@@ -268,7 +268,7 @@ class ControllerProcess:
             self._push(message)
         _log.info("%s is disconnected: %s", ref, wire.error)
         del self._members[ref]
-        self._lost[ref] = None
+        self._incarnations.lose(ref)
         self._push(events.WorkerLost(ref, wire.error or "connection closed"))
         self._tell_members()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from livescale.control.cluster.incarnations import Incarnations
 from livescale.control.cluster.next_step import NextStep
 from livescale.control.controller import Controller
 from livescale.control.state.config import ControllerConfig
@@ -60,8 +61,7 @@ class ControllerLife:
         self.controller = Controller(config)
         self.checker = CommandChecker(config, world.failures)
         self.began_ns = world.clock.now_ns
-        #: incarnations that were silent: refused if they come back
-        self.lost: dict[WorkerRef, None] = {}
+        self.incarnations = Incarnations()
         self._table = TableChecker()
         self._world = world
         self._clock = world.clock
@@ -95,9 +95,6 @@ class ControllerLife:
         take_order = partial(take_order, epoch=self.epoch)
         self._orders[member] = SimChannel(self._clock, delays.plain_ns, take_order)
 
-    def has_met(self, peer: Peer) -> bool:
-        return peer in self._uplinks
-
     def report(self, peer: Peer, event: events.AnyEvent | Fenced) -> None:
         """The peer sends an event, or that it has met a later life, if there is a connection."""
         if peer in self._uplinks and not self.is_over:
@@ -120,13 +117,14 @@ class ControllerLife:
             if isinstance(peer, str):
                 lost = events.GatewayLost(peer)
             else:
+                self.incarnations.lose(peer)
                 lost = events.WorkerLost(peer, "killed by a fault")
             self._uplinks[peer].cut(lost_after_ns, lambda: self.push(lost))
             self._orders[peer].cut(-1)
 
     def give_up(self, member: WorkerRef) -> None:
         """The member is silent for too long."""
-        self.lost[member] = None
+        self.incarnations.lose(member)
         self._uplinks[member].cut(-1)
         self._orders[member].cut(-1)
         self.push(events.WorkerLost(member, "it is silent"))
