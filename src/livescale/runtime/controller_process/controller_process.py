@@ -53,7 +53,7 @@ from livescale.runtime.wire.wire_channel import Wire
 from livescale.telemetry.history.follower import Follower
 from livescale.telemetry.record.record import RequestLine
 from livescale.telemetry.recording import FLUSH_S, Recording
-from livescale.values.types import Outcome, WorkerRef
+from livescale.values.types import WorkerRef
 
 _log = logging.getLogger(__name__)
 
@@ -182,8 +182,7 @@ class ControllerProcess:
         ):
             self._order(protocol.Order(command))
         elif isinstance(command, commands.Dispatch):
-            if not self._gateways.send_for(command.request, command):
-                self._push(events.RequestEnded(command.request, command.attempt, Outcome.CANCELLED))
+            self._gateways.send_for(command.request, command)
         elif isinstance(command, commands.WakeAt):
             self._next_step.wake_at(command.at_ns)
         elif isinstance(command, commands.ModelGone):
