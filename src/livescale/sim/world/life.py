@@ -17,6 +17,7 @@ from livescale.messages.epochs import ControllerEpoch, Fenced
 from livescale.sim.base.clock import STEP_PRIORITY, Clock
 from livescale.sim.checkers.commands import CommandChecker
 from livescale.sim.checkers.failures import FailureChecker
+from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.tables import TableChecker
 from livescale.sim.links.channel import Delays, LossyChannel, SimChannel
 from livescale.sim.world.gateway import SimGateway
@@ -73,6 +74,7 @@ class ControllerLife:
         self._uplinks: dict[Peer, SimChannel[events.AnyEvent | Fenced]] = {}
         self._orders: dict[Peer, SimChannel[Any]] = {}
         self._next_step = NextStep(world.step_gap_ns)
+        self._last_ns = -world.step_gap_ns
         #: when the clock brings the next step, and its ticket (None: it does not)
         self._ahead: tuple[int, int] | None = None
 
@@ -177,8 +179,9 @@ class ControllerLife:
         self._ahead = None
         if self.is_over:
             return
-        now_ns = self._clock.now_ns
-        received = self._next_step.begin(now_ns)
+        now_ns, gap_ns = self._clock.now_ns, self._world.step_gap_ns
+        require(now_ns - self._last_ns >= gap_ns, "steps keep their gap", self._last_ns, now_ns)
+        self._last_ns, received = now_ns, self._next_step.begin(now_ns)
         ordered = self.controller.step(now_ns, received)
         self._world.stepped(self, received, ordered)
         self.checker.observe(now_ns, received, ordered)
