@@ -40,7 +40,7 @@ from livescale.messages.attempts import (
     Cancel,
     Disown,
 )
-from livescale.messages.commands import Dispatch
+from livescale.messages.commands import Dispatch, FailRequest
 from livescale.messages.epochs import FIRST_EPOCH, Acting, ControllerEpoch
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.runtime.gateway_process.pool_backend import PoolBackend
@@ -673,15 +673,19 @@ def test_a_request_of_a_withdrawn_model_goes_on_where_its_worker_died() -> None:
     asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 
 
-def test_what_waits_for_a_model_that_is_gone_ends() -> None:
+def test_what_waits_for_a_model_that_is_gone_ends_as_the_controller_says() -> None:
+    """Which answers the announcement of a request for a model that it does not know."""
+
     async def story() -> None:
         async with pool_and_gateway() as (pool, backend):
             [stream] = submitted(backend, [GenerateRequest("r", "a", (5,), SamplingParams(9))])
             await publish(pool, backend, "b", a=True)
-            assert reading(backend, "num_requests_waiting", "a") == 1  # may be served yet
             await publish(pool, backend, "b")
-            with pytest.raises(GenerationFailed, match="'a' was removed"):
+            assert reading(backend, "num_requests_waiting", "a") == 1
+            pool.say(FailRequest("r", "a is not served"))
+            with pytest.raises(GenerationFailed, match="a is not served"):
                 await anext(aiter(stream))
+            assert "a" not in [dict(one.labels).get("model") for one in backend.readings()]
 
     asyncio.run(asyncio.wait_for(story(), patient(WAIT_S)))
 

@@ -26,7 +26,9 @@ from livescale.common.fair_line import FairLine
 from livescale.control import controller as controller_module
 from livescale.control.cluster.departures import Departures
 from livescale.control.cluster.host_ledger import HostLedger
+from livescale.control.cluster.incarnations import Incarnations
 from livescale.control.cluster.liveness import SilenceWatch
+from livescale.control.cluster.next_step import NextStep
 from livescale.control.cluster.wanted_hosts import WantedHosts
 from livescale.control.controller import Controller
 from livescale.control.multicast import chain
@@ -58,6 +60,7 @@ from livescale.main import main
 from livescale.member.inputs import LayerCame
 from livescale.member.member import Member
 from livescale.member.member_holdings import ModelHolding
+from livescale.member.waits import Waits
 from livescale.messages.commands import (
     AnyCommand,
     ChangeDuty,
@@ -68,6 +71,7 @@ from livescale.messages.commands import (
     StartHolding,
 )
 from livescale.messages.events import (
+    AnyEvent,
     GatewayLost,
     HoldingCompleted,
     LayerArrived,
@@ -621,6 +625,38 @@ def hosts_that_left_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostLedger, "leave", broken)
 
 
+def the_gap_between_steps_is_dropped(patch: pytest.MonkeyPatch) -> None:
+    init = NextStep.__init__
+    patch.setattr(NextStep, "__init__", lambda self, gap_ns: init(self, 0))
+
+
+def each_step_counts_as_the_call_that_was_asked_for(patch: pytest.MonkeyPatch) -> None:
+    """And the controller waits for the one that it asked for."""
+    begin = NextStep.begin
+
+    def broken(self: NextStep, now_ns: int) -> list[AnyEvent]:
+        absorbed = begin(self, now_ns)
+        self._wake_at_ns = None
+        return absorbed
+
+    patch.setattr(NextStep, "begin", broken)
+
+
+def incarnations_that_were_given_up_come_back(patch: pytest.MonkeyPatch) -> None:
+    join = Incarnations.join
+
+    def broken(self: Incarnations, member: WorkerRef) -> bool:
+        if self.is_lost(member):
+            del self._is_there[member]
+        return join(self, member)
+
+    patch.setattr(Incarnations, "join", broken)
+
+
+def waits_never_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Waits, "begin", lambda self, request, now_ns: None)
+
+
 class Mutation(NamedTuple):
     """What is broken, the rule that catches it, and a seed whose world shows it soon."""
 
@@ -699,6 +735,10 @@ MUTATIONS = [
     Mutation(nobody_says_that_workers_are_lacking, "least number of instances", 12),
     Mutation(hosts_that_come_again_begin_with_their_first_lives, "incarnations grow", 61),
     Mutation(hosts_that_left_are_forgotten, "hosts keep their numbers", 300),
+    Mutation(the_gap_between_steps_is_dropped, "steps keep their gap", 0),
+    Mutation(each_step_counts_as_the_call_that_was_asked_for, "least number of instances", 1),
+    Mutation(incarnations_that_were_given_up_come_back, "joins a controller once", 0),
+    Mutation(waits_never_end, "no request waits for too long", 3),
 ]
 
 

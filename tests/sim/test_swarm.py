@@ -79,6 +79,7 @@ def test_worlds_are_of_many_kinds() -> None:
     assert {len(config.client_weights) for config in configs} == {1, 2, 3, 4, 5}
     assert any(len(set(config.client_weights)) > 1 for config in configs)
     assert {config.gateways for config in configs} == {1, 2, 3}
+    assert any(config.queue_timeout_ns for config in configs)
     assert any(fault.pair_loss_permille for fault in faults)
     assert any(fault.line_loss_permille for fault in faults)
     stays = [stay for config in configs for stay in config.stays]
@@ -131,6 +132,7 @@ def test_without_faults_and_with_room_every_request_finishes() -> None:
             config.changes
             or config.faults.until_ns
             or config.queue_requests_max < 1000
+            or config.queue_timeout_ns is not None
             or config.kv_blocks != 512
         ):
             continue
@@ -142,9 +144,11 @@ def test_without_faults_and_with_room_every_request_finishes() -> None:
 
 @pytest.mark.long
 def test_most_worlds_without_poison_serve_most_of_their_requests() -> None:
-    """Poison fails, and so do the requests of lost gateways: in some worlds these are many."""
+    """Poison fails, and so do the requests of lost gateways, and those that may not wait for long:
+    in some worlds these are many."""
     worlds = [draw_world(seed) for seed in range(200)]
-    faults = {world.seed: world.config.faults for world in worlds}
+    patient = [world for world in worlds if world.config.queue_timeout_ns is None]
+    faults = {world.seed: world.config.faults for world in patient}
     deadly = {
         seed: f.raising_permille or f.killing_permille or f.gateway_losses
         for seed, f in faults.items()

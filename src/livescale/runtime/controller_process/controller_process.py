@@ -13,11 +13,14 @@ import signal
 import socket
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from livescale.control.cluster.incarnations import Incarnations
+from livescale.control.cluster.next_step import NextStep
 from livescale.control.controller import Controller
 from livescale.member.inputs import receiver_of
 from livescale.messages import commands, events
@@ -50,7 +53,7 @@ from livescale.runtime.wire.wire_channel import Wire
 from livescale.telemetry.history.follower import Follower
 from livescale.telemetry.record.record import RequestLine
 from livescale.telemetry.recording import FLUSH_S, Recording
-from livescale.values.types import Outcome, WorkerRef
+from livescale.values.types import WorkerRef
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +68,7 @@ class ControllerProcess:
         self._tenure = tenure
         # Hosts and heads tell the same where it is true: a gateway ends no controller.
         tenure.believes = lambda wire: not self._is_gateways(wire)
-        self._step_gap_ns = boot.pool.step_gap_us * 1000
+        self._next_step = NextStep(boot.pool.step_gap_us * 1000)
         self._controller = Controller(boot.config)
         #: what may be known of it, as of the last step
         self._status = self._controller.status()
@@ -96,14 +99,11 @@ class ControllerProcess:
                 msgspec.to_builtins(boot.pool),
                 boot.start,
             )
-        self._events: list[events.AnyEvent] = []
         self._has_events = asyncio.Event()
-        self._wake_at_ns: int | None = None
         #: workers and agents: their wires, and where they can be reached
         self._members: dict[WorkerRef, _Member] = {}
         self._ahead = ModelsAhead()
-        #: incarnations that were lost: they are told to end if they come back
-        self._lost: dict[WorkerRef, None] = {}
+        self._incarnations = Incarnations()
         self._gateways = GatewayWires(
             tenure, self._publication, self._push, self._request_is_over, self._examine
         )
@@ -118,33 +118,29 @@ class ControllerProcess:
         """Step the controller whenever an event waits, at most every `step_gap_us`."""
         # An earlier life may have ended between a change and its last word on it.
         await self._publication.keep()
-        last_ns = 0
         while True:
-            await self._wait_for_events()
-            gap_ns = last_ns + self._step_gap_ns - time.monotonic_ns()
-            if gap_ns > 0:
-                await asyncio.sleep(gap_ns / 1e9)
+            await self._until_due()
             if self._tenure.is_over():
                 return
-            last_ns = self._step()
+            self._step()
 
-    async def _wait_for_events(self) -> None:
-        timeout = None
-        if self._wake_at_ns is not None:
-            timeout = max(0, self._wake_at_ns - time.monotonic_ns()) / 1e9
-        try:
-            await asyncio.wait_for(self._has_events.wait(), timeout)
-        except TimeoutError:
-            self._wake_at_ns = None
-            self._events.append(events.Tick())
+    async def _until_due(self) -> None:
+        """Wait for the next step's time. An event makes that earlier, unless one waits already."""
+        while (left_s := self._left_s()) is None or left_s > 0:
+            if left_s is not None and self._has_events.is_set():
+                await asyncio.sleep(left_s)
+                continue
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_events.wait(), left_s)
 
-    def _step(self) -> int:
-        absorbed, self._events = self._events, []
-        self._has_events.clear()
+    def _left_s(self) -> float | None:
+        due_ns = self._next_step.due_ns
+        return None if due_ns is None else (due_ns - time.monotonic_ns()) / 1e9
+
+    def _step(self) -> None:
         now_ns = time.monotonic_ns()
-        if self._wake_at_ns is not None and self._wake_at_ns <= now_ns:
-            # This step is the promised call: a later WakeAt must not be taken for a worse one.
-            self._wake_at_ns = None
+        absorbed = self._next_step.begin(now_ns)
+        self._has_events.clear()
         decided = self._controller.step(now_ns, absorbed)
         self._status = self._controller.status()
         changes = self._follower.step(now_ns, absorbed, decided)
@@ -165,10 +161,9 @@ class ControllerProcess:
         for command in decided:
             if isinstance(command, commands.FailRequest):
                 self._gateways.send_for(command.request, command)
-        return now_ns
 
     def _push(self, event: events.AnyEvent) -> None:
-        self._events.append(event)
+        self._next_step.push(event)
         self._has_events.set()
 
     # -- carrying out commands ------------------------------------------------------------------
@@ -187,11 +182,9 @@ class ControllerProcess:
         ):
             self._order(protocol.Order(command))
         elif isinstance(command, commands.Dispatch):
-            if not self._gateways.send_for(command.request, command):
-                self._push(events.RequestEnded(command.request, command.attempt, Outcome.CANCELLED))
+            self._gateways.send_for(command.request, command)
         elif isinstance(command, commands.WakeAt):
-            earlier = self._wake_at_ns is None or command.at_ns < self._wake_at_ns
-            self._wake_at_ns = command.at_ns if earlier else self._wake_at_ns
+            self._next_step.wake_at(command.at_ns)
         elif isinstance(command, commands.ModelGone):
             self._publication.gone(command.model)
             self.shown.loads.forget(command.model)
@@ -254,7 +247,7 @@ class ControllerProcess:
     ) -> None:
         """A worker or an agent, until its wire ends."""
         ref = hello.holder.ref
-        if ref in self._lost or ref in self._members:
+        if not self._incarnations.join(ref):
             wire.send(protocol.Refused(f"{ref} was given up before"))
             wire.close()
             return
@@ -274,7 +267,7 @@ class ControllerProcess:
             self._push(message)
         _log.info("%s is disconnected: %s", ref, wire.error)
         del self._members[ref]
-        self._lost[ref] = None
+        self._incarnations.lose(ref)
         self._push(events.WorkerLost(ref, wire.error or "connection closed"))
         self._tell_members()
 

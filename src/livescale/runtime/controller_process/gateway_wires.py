@@ -52,12 +52,12 @@ class GatewayWires:
 
     def send_for(
         self, request: RequestId, command: commands.Dispatch | commands.FailRequest
-    ) -> bool:
-        """To the gateway that answers for the request; False if it is gone."""
+    ) -> None:
+        """To the gateway that answers for the request. One that is gone needs nothing: its
+        GatewayLost is on the way and ends all its requests."""
         wire = self._wires.get(gateway_of(request))
         if wire is not None:
             wire.send(command)
-        return wire is not None
 
     def examined(self, answer: protocol.Examined) -> None:
         """A member has answered: pass that on to who asked."""

@@ -60,11 +60,6 @@ class ModelShelf:
         return tuple(card for _, card in self._cards.values())
 
     @property
-    def names(self) -> dict[str, None]:
-        """What requests may be for, models that leave included."""
-        return {model.entry.spec.offered_as: None for model in self._catalog.models}
-
-    @property
     def is_ready(self) -> bool:
         """Every model has what it should have at least."""
         return self.status is not None and not self.status.unready

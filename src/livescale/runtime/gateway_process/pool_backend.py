@@ -229,18 +229,11 @@ class PoolBackend:
             self.is_settled.set()
 
     def _catalog_taken(self) -> None:
-        """Models came and went. Requests that were accepted go on, whatever comes of theirs."""
+        """Models came and went. Requests that were accepted go on, whatever comes of theirs: those
+        of models that are gone are failed by the controller, which has every request announced."""
         self._transcripts.offer(card.name for card in self._shelf.cards)
         for changed in self._watchers:
             changed()
-        names = self._shelf.names
-        for entry in list(self._ledger):
-            # The controller may have forgotten the model before it received the request. (What a
-            # worker runs ends by itself: its last tokens may be on the way.)
-            model = self._transcripts[entry.request].asked.model
-            if entry.owner is None and model not in names:
-                reason = f"the model '{model}' was removed from the pool"
-                self._carry_out(self._ledger.failed(entry.request, reason))
         self._look_if_known()
 
     async def _ask(self, question: Question) -> protocol.ModelAnswer:

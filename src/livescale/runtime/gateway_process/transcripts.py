@@ -18,11 +18,13 @@ from livescale.config.slo import RequestTiming, SloAbsolute
 from livescale.gateway.contract import backend
 from livescale.gateway.contract.admission import WaitingLine
 from livescale.member.ledger import Announce, Finish
+from livescale.member.waits import Waits
 from livescale.messages.commands import Dispatch
 from livescale.messages.events import RequestArrived
 from livescale.runtime.wire import protocol
 from livescale.telemetry.record.record import RequestLine
 from livescale.values.types import Outcome, RequestId, WorkerRef
+from livescale.values.units import NS_PER_S
 
 
 @dataclass(slots=True)
@@ -38,8 +40,6 @@ class Transcript:
     last_worker: WorkerRef | None = None
     first_dispatched_ns: int | None = None
     dispatched_ns: int | None = None
-    #: runs while it waits: what happens when that takes too long
-    deadline: asyncio.TimerHandle | None = None
 
     def arrival(self, announced: Announce) -> RequestArrived:
         """What the controller is told of it."""
@@ -109,11 +109,14 @@ class Transcripts:
         wait_max_s: float | None,
         waited: Callable[[Transcript], None],
     ) -> None:
-        """`waited` is called with a request that has waited for `wait_max_s` at a stretch."""
+        """`waited` is called with a request that has waited for `wait_max_s` at a stretch, and
+        ends it."""
         self._requests_max = requests_max
         self._prompt_tokens_max = prompt_tokens_max
-        self._wait_max_s = wait_max_s
+        self._waits = Waits(None if wait_max_s is None else round(wait_max_s * NS_PER_S))
         self._waited = waited
+        #: at the latest when the next wait ends (None: no request waits)
+        self._alarm: asyncio.TimerHandle | None = None
         self._open: dict[RequestId, Transcript] = {}
         self._offered: frozenset[str] = frozenset()
         #: of the models on offer, and of those that have requests yet
@@ -151,7 +154,7 @@ class Transcripts:
         opened = [Transcript(request, now_ns) for request in requests]
         self._open |= {transcript.asked.request: transcript for transcript in opened}
         for transcript in opened:
-            self._start_deadline(transcript)
+            self._begin_wait(transcript, now_ns)
         return opened
 
     def move(self, request: RequestId, before: WorkerRef | None, after: WorkerRef | None) -> None:
@@ -160,13 +163,13 @@ class Transcripts:
         asked = transcript.asked
         line = self._lines[asked.model]
         if before is None:
-            self._stop_deadline(transcript)
+            self._waits.end(request)
             line.move_on(asked.client.name, len(asked.prompt_ids), now_ns / 1e9)
             self._running[asked.model] += 1
         if after is None:
             self._running[asked.model] -= 1
             line.join(asked.client.name, len(asked.prompt_ids), now_ns / 1e9)
-            self._start_deadline(transcript)
+            self._begin_wait(transcript, now_ns)
             return
         transcript.last_worker = after
         if transcript.first_dispatched_ns is None:
@@ -176,7 +179,7 @@ class Transcripts:
         """The request is over."""
         transcript = self._open.pop(request)
         asked = transcript.asked
-        self._stop_deadline(transcript)
+        self._waits.end(request)
         if is_running:
             self._running[asked.model] -= 1
         else:
@@ -224,12 +227,18 @@ class Transcripts:
             raise backend.ModelWithdrawn(model)
         return self._lines[model]
 
-    def _start_deadline(self, transcript: Transcript) -> None:
-        if self._wait_max_s is not None:
-            loop = asyncio.get_running_loop()
-            transcript.deadline = loop.call_later(self._wait_max_s, self._waited, transcript)
+    def _begin_wait(self, transcript: Transcript, now_ns: int) -> None:
+        self._waits.begin(transcript.asked.request, now_ns)
+        self._look_ahead()
 
-    def _stop_deadline(self, transcript: Transcript) -> None:
-        if transcript.deadline is not None:
-            transcript.deadline.cancel()
-            transcript.deadline = None
+    def _look_ahead(self) -> None:
+        next_ns = self._waits.next_ns
+        if self._alarm is None and next_ns is not None:
+            left_s = (next_ns - time.monotonic_ns()) / NS_PER_S
+            self._alarm = asyncio.get_running_loop().call_later(left_s, self._end_waits)
+
+    def _end_waits(self) -> None:
+        self._alarm = None
+        while (request := self._waits.take_over(time.monotonic_ns())) is not None:
+            self._waited(self._open[request])
+        self._look_ahead()

@@ -22,10 +22,11 @@ class FenceChecker:
         self._ordered: dict[Hashable, list[tuple[object, int]]] = {}
 
     def met(self, who: Hashable, epoch: ControllerEpoch) -> None:
-        """A controller was met, and reported to."""
-        highest = self._met.get(who, epoch.number)
+        """A controller was met, and reported to. One that gave this incarnation up refuses it."""
+        highest = self._met.get(who, -1)
         is_newest = epoch.number >= highest
         require(is_newest, "no member reports to an older controller", who, epoch, highest)
+        require(epoch.number > highest, "an incarnation joins a controller once", who, epoch)
         self._met[who] = epoch.number
 
     def ordered(self, member: Hashable, order: object, epoch: ControllerEpoch) -> None:

@@ -52,7 +52,7 @@ class RequestChecker:
         if worker is None:
             self._wait(now_ns, request)
         else:
-            self._leave_line(request)
+            self._leave_line(now_ns, request)
 
     def reported(self, event: RequestArrived | RequestCancelled | RequestEnded) -> None:
         """The gateway sends this to the controller, or would if there were one."""
@@ -78,8 +78,7 @@ class RequestChecker:
         request, outcome = end.request, end.outcome
         require(request not in self._outcomes, "a request ends once", request)
         self._outcomes[request] = outcome
-        waited_ns = now_ns - self._waiting.get(request, now_ns)
-        self._leave_line(request)
+        waited_ns = self._leave_line(now_ns, request)
         refusal = self._refusals.pop(request, "")
         most = self._poison.tokens_max(request)
         is_poison = most is None or end.tokens <= most
@@ -144,7 +143,12 @@ class RequestChecker:
             self._lines.setdefault(asked.model, Counter())[asked.client] += 1
             self._prompts.setdefault(asked.model, Counter())[asked.client] += asked.prompt_tokens
 
-    def _leave_line(self, request: RequestId) -> None:
+    def _leave_line(self, now_ns: int, request: RequestId) -> int:
+        """For how long the request has waited."""
+        waited_ns = now_ns - self._waiting.get(request, now_ns)
+        timeout_ns = self._config.queue_timeout_ns
+        is_in_time = timeout_ns is None or waited_ns <= timeout_ns
+        require(is_in_time, "no request waits for too long", request, waited_ns)
         if self._waiting.pop(request, None) is not None:
             asked = self._requests[request]
             amounts = ((self._lines, 1), (self._prompts, asked.prompt_tokens))
@@ -153,6 +157,7 @@ class RequestChecker:
                 line[asked.client] -= amount
                 if not line[asked.client]:
                     del line[asked.client]
+        return waited_ns
 
 
 def _is_full(line: Counter[str], client: str, more: int, most: int) -> bool:

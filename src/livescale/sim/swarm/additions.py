@@ -138,7 +138,7 @@ def with_changed_limits(world: SwarmWorld) -> SwarmWorld:
     A least number rises only where every model still gets an instance beside the least numbers of
     all others. No model gives up its least number: without room beside them requests wait for
     ever, and the world is impossible. (A pool's gateway ends such requests after the queue timeout,
-    which drawn worlds do not have.)
+    which most drawn worlds do not have.)
     """
     rng = random.Random(f"limits {world.seed}")
     if rng.random() < 0.67:
@@ -261,6 +261,14 @@ def with_gateways(world: SwarmWorld) -> SwarmWorld:
         return world
     losses = rng.choice([0, 1, 1, 3]) if world.config.faults.until_ns else 0
     return world.changed(gateways=rng.choice([2, 3]), faults={"gateway_losses": losses})
+
+
+def with_timeouts(world: SwarmWorld) -> SwarmWorld:
+    """In a twelfth of the worlds requests may wait for a while only."""
+    rng = random.Random(f"timeouts {world.seed}")
+    if rng.randrange(12):
+        return world
+    return world.changed(queue_timeout_ns=rng.choice([50, 500, 5_000]) * NS_PER_MS)
 
 
 def with_wide_bounds(world: SwarmWorld) -> SwarmWorld:

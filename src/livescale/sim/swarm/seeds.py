@@ -47,7 +47,8 @@ class SeedOutcome:
 
 def draw_world(seed: int) -> SwarmWorld:
     """The world of a seed."""
-    return additions.with_demand(additions.with_gateways(draw_lone_world(seed)))
+    drawn = additions.with_demand(additions.with_gateways(draw_lone_world(seed)))
+    return additions.with_timeouts(drawn)
 
 
 def draw_lone_world(seed: int) -> SwarmWorld:

@@ -228,13 +228,15 @@ class Members:
 
     def _meet_controller(self, life: ControllerLife, member: SimMember) -> None:
         ref = member.ref
-        if life.is_over or self._find(ref) is not member:
-            return
-        if self._silences.is_silent(ref) or life.has_met(ref):
+        if life.is_over or self._find(ref) is not member or self._silences.is_silent(ref):
             return
         later = member.fence.meet(life.epoch)
         if later is not None:
             life.push(Fenced(later))
+            return
+        if not life.incarnations.join(ref):
+            if life.incarnations.is_lost(ref):
+                self.lose(ref.worker)
             return
         before, self._met[ref] = self._met.get(ref), life
         if before is not None:
@@ -286,7 +288,7 @@ class Members:
         life = self.life
         if life is None:
             return []
-        return [ref for ref in self._refs() if life.has_met(ref) and ref not in life.lost]
+        return list(filter(life.incarnations.is_there, self._refs()))
 
     def _controller_gives_up(self, ref: WorkerRef) -> None:
         assert self.life is not None, f"no watcher gives {ref} up"
@@ -315,19 +317,18 @@ class Members:
                 channel.hold()
 
     def _goes_on(self, ref: WorkerRef) -> None:
-        """What was held up arrives. A member that was given up finds that out."""
+        """What was held up arrives. The member looks for those that gave it up meanwhile."""
         self._live_link.go_on(ref)
         for channel in self._channels(ref):
             channel.go_on()
         life, member = self.life, self._find(ref)
         delay_ns = self._delays.reconnect_ns()
-        if life is not None and ref in life.lost:
-            self._clock.after(delay_ns, partial(self._lose_life, ref))
-        elif member is not None:
-            if not ref.is_agent and self._gateways.see_ends(ref):
-                self._clock.after(delay_ns, partial(self._come_back_to_gateways, member))
-            if life is not None:
-                self._clock.after(delay_ns, partial(self._meet_controller, life, member))
+        if member is None:
+            return
+        if not ref.is_agent and self._gateways.see_ends(ref):
+            self._clock.after(delay_ns, partial(self._come_back_to_gateways, member))
+        if life is not None:
+            self._clock.after(delay_ns, partial(self._meet_controller, life, member))
 
     def _come_back_to_gateways(self, worker: SimMember) -> None:
         if self._find(worker.ref) is worker:

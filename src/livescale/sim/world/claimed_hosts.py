@@ -59,8 +59,9 @@ class ClaimedHosts:
         """The controller has decided."""
         if life is not self._members.life:
             return
-        refs = [member.ref for member in self._members.living() if life.has_met(member.ref)]
-        hosts = {ref: self._config.host_of(ref) for ref in refs}
+        refs = [member.ref for member in self._members.living()]
+        is_there = life.incarnations.is_there
+        hosts = {ref: self._config.host_of(ref) for ref in refs if is_there(ref)}
         lacking, busy = life.controller.lacking_workers(), life.controller.busy_workers()
         self._need = need_of(lacking, hosts, busy)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import msgspec
 
@@ -17,6 +16,7 @@ from livescale.common.fair_line import FairLine
 from livescale.load.traces import TraceRow
 from livescale.member.inputs import Submitted
 from livescale.member.ledger import Announce, Finish, Forget, Ledger, LedgerEffect, Moved, Send
+from livescale.member.waits import Waits
 from livescale.messages import attempts
 from livescale.messages.commands import Dispatch, FailRequest
 from livescale.messages.epochs import ControllerEpoch
@@ -58,8 +58,6 @@ class _Transcript:
     token_ns: list[int] = field(default_factory=list)
     last_worker: WorkerRef | None = None
     dispatched_ns: int | None = None
-    #: while it waits: what the clock does when that takes too long
-    alarm: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +93,9 @@ class SimGateway:
         self._workers: dict[WorkerRef, SimChannel[ToWorkerMessage]] = {}
         #: per model, requests that no worker has
         self._waiting: dict[str, FairLine] = {}
+        self._waits = Waits(world.config.queue_timeout_ns)
+        #: when the clock ends the next wait, and its ticket (None: it ends none)
+        self._alarm: tuple[int, int] | None = None
 
     # -- clients --------------------------------------------------------------------------------
 
@@ -131,11 +132,11 @@ class SimGateway:
         """Its requests end with it, whose clients lose their connections."""
         self._is_dead = True
         for t in self._transcripts.values():
-            if t.alarm is not None:
-                self._clock.cancel(t.alarm)
+            self._waits.end(t.asked.request)
             entry = self._ledger.get(t.asked.request)
             tried = 0 if entry is None else entry.attempt
             self._write(t, Outcome.FAILED, "its gateway was lost", tried)
+        self._set_alarm()
         self._transcripts.clear()
         self._workers.clear()
 
@@ -164,20 +165,29 @@ class SimGateway:
     def _wait(self, t: _Transcript) -> None:
         """The request waits for a worker from now on."""
         self._waiting[t.asked.model].add(t.asked.client, 1, t.asked.prompt_tokens)
-        timeout_ns = self._config.queue_timeout_ns
-        if timeout_ns is not None:
-            due_ns = self._clock.now_ns + timeout_ns
-            t.alarm = self._clock.at(due_ns, partial(self._waited_too_long, t.asked))
+        self._waits.begin(t.asked.request, self._clock.now_ns)
+        self._set_alarm()
 
     def _leave_line(self, t: _Transcript) -> None:
         self._waiting[t.asked.model].remove(t.asked.client, 1, t.asked.prompt_tokens)
-        if t.alarm is not None:
-            self._clock.cancel(t.alarm)
-            t.alarm = None
+        self._waits.end(t.asked.request)
+        self._set_alarm()
 
-    def _waited_too_long(self, asked: RequestArrived) -> None:
-        reason = f"no instance of {asked.model} took it in time"
-        self._carry_out(self._ledger.cancel(asked.request, Outcome.FAILED, reason))
+    def _set_alarm(self) -> None:
+        """The clock ends the next wait, and no other: a world is over when nothing is to come."""
+        due_ns = self._waits.next_ns
+        if self._alarm is not None:
+            if self._alarm[0] == due_ns:
+                return
+            self._clock.cancel(self._alarm[1])
+        self._alarm = None if due_ns is None else (due_ns, self._clock.at(due_ns, self._end_waits))
+
+    def _end_waits(self) -> None:
+        self._alarm = None
+        while (request := self._waits.take_over(self._clock.now_ns)) is not None:
+            reason = f"no instance of {self._transcripts[request].asked.model} took it in time"
+            self._carry_out(self._ledger.cancel(request, Outcome.FAILED, reason))
+        self._set_alarm()
 
     def all_ended(self) -> None:
         """The world is over: every request has ended."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from livescale.control.cluster.incarnations import Incarnations
+from livescale.control.cluster.next_step import NextStep
 from livescale.control.controller import Controller
 from livescale.control.state.config import ControllerConfig
 from livescale.member.inputs import MemberOrder, receiver_of
@@ -15,6 +17,7 @@ from livescale.messages.epochs import ControllerEpoch, Fenced
 from livescale.sim.base.clock import STEP_PRIORITY, Clock
 from livescale.sim.checkers.commands import CommandChecker
 from livescale.sim.checkers.failures import FailureChecker
+from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.tables import TableChecker
 from livescale.sim.links.channel import Delays, LossyChannel, SimChannel
 from livescale.sim.world.gateway import SimGateway
@@ -59,8 +62,7 @@ class ControllerLife:
         self.controller = Controller(config)
         self.checker = CommandChecker(config, world.failures)
         self.began_ns = world.clock.now_ns
-        #: incarnations that were silent: refused if they come back
-        self.lost: dict[WorkerRef, None] = {}
+        self.incarnations = Incarnations()
         self._table = TableChecker()
         self._world = world
         self._clock = world.clock
@@ -71,9 +73,10 @@ class ControllerLife:
         #: of every peer that met this controller what comes and what goes there
         self._uplinks: dict[Peer, SimChannel[events.AnyEvent | Fenced]] = {}
         self._orders: dict[Peer, SimChannel[Any]] = {}
-        self._inbox: list[events.AnyEvent] = []
-        self._has_step_ahead = False
-        self._last_step_ns = -world.step_gap_ns
+        self._next_step = NextStep(world.step_gap_ns)
+        self._last_ns = -world.step_gap_ns
+        #: when the clock brings the next step, and its ticket (None: it does not)
+        self._ahead: tuple[int, int] | None = None
 
     # -- connections ----------------------------------------------------------------------------
 
@@ -93,9 +96,6 @@ class ControllerLife:
         )
         take_order = partial(take_order, epoch=self.epoch)
         self._orders[member] = SimChannel(self._clock, delays.plain_ns, take_order)
-
-    def has_met(self, peer: Peer) -> bool:
-        return peer in self._uplinks
 
     def report(self, peer: Peer, event: events.AnyEvent | Fenced) -> None:
         """The peer sends an event, or that it has met a later life, if there is a connection."""
@@ -119,13 +119,14 @@ class ControllerLife:
             if isinstance(peer, str):
                 lost = events.GatewayLost(peer)
             else:
+                self.incarnations.lose(peer)
                 lost = events.WorkerLost(peer, "killed by a fault")
             self._uplinks[peer].cut(lost_after_ns, lambda: self.push(lost))
             self._orders[peer].cut(-1)
 
     def give_up(self, member: WorkerRef) -> None:
         """The member is silent for too long."""
-        self.lost[member] = None
+        self.incarnations.lose(member)
         self._uplinks[member].cut(-1)
         self._orders[member].cut(-1)
         self.push(events.WorkerLost(member, "it is silent"))
@@ -159,18 +160,28 @@ class ControllerLife:
             if not self.is_deaf:
                 self.end(self._clock.now_ns)
             return
-        self._inbox.append(event)
-        if not self._has_step_ahead:
-            self._has_step_ahead = True
-            step_ns = max(self._clock.now_ns, self._last_step_ns + self._world.step_gap_ns)
-            self._clock.at(step_ns, self._step, STEP_PRIORITY)
+        self._next_step.push(event)
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """The clock brings the next step when it is due, or brings it earlier than before."""
+        due_ns = self._next_step.due_ns
+        if due_ns is None or self.is_over:
+            return
+        due_ns = max(due_ns, self._clock.now_ns)
+        if self._ahead is not None:
+            if self._ahead[0] <= due_ns:
+                return
+            self._clock.cancel(self._ahead[1])
+        self._ahead = due_ns, self._clock.at(due_ns, self._step, STEP_PRIORITY)
 
     def _step(self) -> None:
-        self._has_step_ahead = False
+        self._ahead = None
         if self.is_over:
             return
-        received, self._inbox = self._inbox, []
-        now_ns = self._last_step_ns = self._clock.now_ns
+        now_ns, gap_ns = self._clock.now_ns, self._world.step_gap_ns
+        require(now_ns - self._last_ns >= gap_ns, "steps keep their gap", self._last_ns, now_ns)
+        self._last_ns, received = now_ns, self._next_step.begin(now_ns)
         ordered = self.controller.step(now_ns, received)
         self._world.stepped(self, received, ordered)
         self.checker.observe(now_ns, received, ordered)
@@ -178,6 +189,7 @@ class ControllerLife:
         for command in ordered:
             self._carry_out(command)
         self._world.decided(self)
+        self._look_ahead()
 
     def _carry_out(self, command: commands.AnyCommand) -> None:
         if isinstance(command, MemberOrder):
@@ -187,4 +199,4 @@ class ControllerLife:
             if orders is not None:
                 orders.send(command)
         elif isinstance(command, commands.WakeAt) and command.at_ns <= self._world.until_ns():
-            self._clock.at(command.at_ns, lambda: self.push(events.Tick()))
+            self._next_step.wake_at(command.at_ns)
