@@ -7,7 +7,7 @@ sources of N nodes, b blocks. Nodes are numbered as in the paper, the sources fi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +24,6 @@ from livescale.control.multicast.cost import bytes_in_layer
 from livescale.control.together.team_spans import ORDERS_MAX, Loading, TeamModel, even_spans
 from livescale.control.together.teams import (
     TEAM_STRATEGIES,
-    FormedTeam,
     form_teams,
     pipelines,
 )
@@ -64,19 +63,29 @@ def loading(node: int, decoder: Sequence[int], *, layers: int, group: int = 0) -
     return Loading(InstanceId(node), group, frozenset([*decoder, *ends]))
 
 
-def formed(strategy: str, nodes: int, k: int, blocks: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Steps after which each team is there, and its members; a team once formed stays."""
-    model, teams = TeamModel(blocks), list[FormedTeam]()
-    found = []
-    for step, have in enumerate(played(nodes, k, blocks)):
-        now = form_teams(strategy, as_layers(have, blocks), model, teams)
-        found += [(step, members_of(team)) for team in now[len(teams) :]]
-        teams = [FormedTeam(team.stages, has_kv=True) for team in now]
+Formed = tuple[int, tuple[Stage, ...]]
+"""A team, and the step after which it is there."""
+
+
+def formed_of(strategy: str, model: TeamModel, steps: Iterable[list[Loading]]) -> list[Formed]:
+    """Of what has come after each step; a team once formed stays."""
+    found: list[Formed] = []
+    for step, some in enumerate(steps):
+        taken = {instance for _, team in found for instance, _ in team}
+        free = [one for one in some if one.instance not in taken]
+        found += [(step, team) for team in form_teams(strategy, free, model)]
     return found
 
 
-def members_of(team: FormedTeam) -> tuple[int, ...]:
-    return tuple(sorted(instance for instance, _ in team.stages))
+def formed(strategy: str, nodes: int, k: int, blocks: int) -> list[tuple[int, tuple[int, ...]]]:
+    """Steps after which each team is there, and its members."""
+    steps = (as_layers(have, blocks) for have in played(nodes, k, blocks))
+    teams = formed_of(strategy, TeamModel(blocks), steps)
+    return [(step, members_of(team)) for step, team in teams]
+
+
+def members_of(team: Sequence[Stage]) -> tuple[int, ...]:
+    return tuple(sorted(instance for instance, _ in team))
 
 
 def test_the_papers_example() -> None:
@@ -124,13 +133,12 @@ def test_what_teams_compute_before_all_is_there(
     `cover` is first, but a span of eight blocks beside one of one block counts as two members of
     four; what it has taken is missing to pairs a step later.
     """
-    model, teams = TeamModel(16), list[FormedTeam]()
-    done = last = 0.0
-    for have in played(nodes, k, 16):
-        done += last
-        now = form_teams(strategy, as_layers(have, 16), model, teams)
-        teams = [FormedTeam(team.stages, has_kv=True) for team in now]
-        last = sum(16 / max(runs_of(team.stages, model)) for team in teams)
+    model = TeamModel(16)
+    steps = [as_layers(have, 16) for have in played(nodes, k, 16)]
+    done = sum(
+        (len(steps) - 1 - step) * 16 / max(runs_of(team))
+        for step, team in formed_of(strategy, model, steps)
+    )
     assert round(done, 1) == gain
 
 
@@ -175,17 +183,14 @@ def test_blocks_that_end_inside_layers_cost_steps(
     needs = [
         {n for n, block in enumerate(cut) if bytes_in_layer(grid, block, x)} for x in range(42)
     ]
-    model, teams = TeamModel(40), list[FormedTeam]()
-    found = []
-    for step, have in enumerate(played(8, 2, 16)):
-        some = [
+    came = [
+        [
             Loading(InstanceId(node), group, frozenset(x for x in range(42) if needs[x] <= held))
             for node, (group, held) in have.items()
         ]
-        now = form_teams(strategy, some, model, teams)
-        found += [step] * (len(now) - len(teams))
-        teams = [FormedTeam(team.stages, has_kv=True) for team in now]
-    assert found == steps
+        for have in played(8, 2, 16)
+    ]
+    assert [step for step, _ in formed_of(strategy, TeamModel(40), came)] == steps
 
 
 # -- Algorithm 2 ----------------------------------------------------------------------------------
@@ -238,20 +243,10 @@ def test_what_cannot_work_together_does_not(sizes: list[int], data: st.DataObjec
 # -- spans ----------------------------------------------------------------------------------------
 
 
-def models(layers: st.SearchStrategy[int]) -> st.SearchStrategy[TeamModel]:
-    def times(model: TeamModel) -> st.SearchStrategy[TeamModel]:
-        some = st.tuples(*[st.integers(0, 9)] * (model.layers + 2))
-        return st.builds(
-            TeamModel, st.just(model.layers), st.just(model.is_tied), st.just(()) | some
-        )
-
-    return st.builds(TeamModel, layers, st.booleans()).flatmap(times)
-
-
 @st.composite
 def loads(draw: st.DrawFn, count: int, layers: int) -> tuple[TeamModel, list[Loading]]:
     """Up to `count` instances with some layers each, mostly in runs."""
-    model = draw(models(st.integers(1, layers)))
+    model = TeamModel(draw(st.integers(1, layers)), draw(st.booleans()))
     found = []
     for number in range(draw(st.integers(1, count))):
         bounds = draw(st.lists(st.integers(0, model.layers + 2), min_size=2, max_size=4))
@@ -262,10 +257,10 @@ def loads(draw: st.DrawFn, count: int, layers: int) -> tuple[TeamModel, list[Loa
     return model, found
 
 
-def runs_of(stages: Sequence[Stage], model: TeamModel) -> list[int]:
-    """How long each member takes."""
-    times = model.layer_ns or (0, *[1] * model.layers, 0)
-    return [sum(times[span.start : span.stop]) for _, span in stages]
+def runs_of(stages: Sequence[Stage]) -> list[int]:
+    """How many decoder layers each member runs."""
+    layers = stages[-1][1].stop - 2
+    return [len(set(range(span.start, span.stop)) - {0, layers + 1}) for _, span in stages]
 
 
 def all_spans(members: Sequence[Loading], model: TeamModel) -> Iterator[tuple[Stage, ...]]:
@@ -291,9 +286,9 @@ def test_spans_are_as_even_as_presence_allows(case: tuple[TeamModel, list[Loadin
         assert stages is None
         return
     assert stages in possible
-    best = min(max(runs_of(stages, model)) for stages in possible)
+    best = min(max(runs_of(stages)) for stages in possible)
     assert stages is not None
-    assert max(runs_of(stages, model)) == best
+    assert max(runs_of(stages)) == best
 
 
 @given(case=loads(count=4, layers=7))
@@ -328,12 +323,12 @@ def test_the_others_share_what_one_cannot_take() -> None:
     first, second = (loading(n, range(1, 8), layers=8) for n in (1, 2))
     stages = even_spans([loading(0, [8], layers=8), first, second], TeamModel(8))
     assert stages is not None
-    assert runs_of(stages, TeamModel(8)) in ([4, 3, 1], [3, 4, 1])
+    assert runs_of(stages) in ([4, 3, 1], [3, 4, 1])
 
 
-def test_wrong_times_are_refused() -> None:
-    with pytest.raises(ValueError, match="times of 3 layers"):
-        TeamModel(4, layer_ns=(1, 2, 3))
+def test_a_model_has_decoder_layers() -> None:
+    with pytest.raises(ValueError, match="a model of 0 decoder layers"):
+        TeamModel(0)
 
 
 # -- strategies -----------------------------------------------------------------------------------
@@ -351,14 +346,13 @@ def test_teams_can_serve_and_share_no_instance(
     model, some = case
     by_id = {one.instance: one for one in some}
     teams = form_teams(strategy, some, model)
-    used = [instance for team in teams for instance, _ in team.stages]
+    used = [instance for team in teams for instance, _ in team]
     assert len(set(used)) == len(used)
     for team in teams:
-        members = [by_id[instance] for instance, _ in team.stages]
+        members = [by_id[instance] for instance, _ in team]
         assert len(members) > 1
         assert not any(is_whole(one, model) for one in members)
-        assert team.stages in list(all_spans(members, model))
-    assert form_teams(strategy, some, model, teams) == teams
+        assert team in list(all_spans(members, model))
 
 
 @settings(max_examples=examples(300))
@@ -378,7 +372,7 @@ def test_a_cover_has_the_fewest_members(case: tuple[TeamModel, list[Loading]]) -
             ),
             None,
         )
-        assert fewest == (team and len(team.stages))
+        assert fewest == (team and len(team))
         free = [one for one in free if team and one.instance not in members_of(team)]
 
 
@@ -399,11 +393,11 @@ def test_instances_that_do_not_reach_one_another_are_in_no_team(
     teams = form_teams(strategy, some, model, apart=cut)
     by_id = {one.instance: one for one in some}
     for team in teams:
-        instances = [instance for instance, _ in team.stages]
-        assert team.stages in list(all_spans([by_id[i] for i in instances], model))
+        instances = [instance for instance, _ in team]
+        assert team in list(all_spans([by_id[i] for i in instances], model))
         assert not cut & {*itertools.permutations(instances, 2)}
     if strategy == "cover":
-        used = {instance for team in teams for instance, _ in team.stages}
+        used = {instance for team in teams for instance, _ in team}
         free = [one for one in some if one.instance not in used and not is_whole(one, model)]
         assert not any(
             any(all_spans(members, model))
@@ -429,28 +423,7 @@ def test_an_instance_is_at_one_place_of_the_way() -> None:
     for strategy in TEAM_STRATEGIES:
         assert form_teams(strategy, apart, model) == []
     (team,) = form_teams("cover", [*apart, loading(3, [3], layers=3)], model)
-    assert [instance for instance, _ in team.stages] == [1, 2, 3]
-
-
-def test_what_has_kv_is_not_taken_apart() -> None:
-    """Three instances are a team; with two more layers on the second one two would do."""
-    model = TeamModel(4)
-    before = [loading(n, layers, layers=4) for n, layers in ((1, [1]), (2, [2, 3]), (3, [4]))]
-    (team,) = form_teams("cover", before, model)
-    after = [before[0], loading(2, [2, 3, 4], layers=4), before[2]]
-    (fewer,) = form_teams("cover", after, model, [team])
-    assert members_of(team) == (1, 2, 3)
-    assert members_of(fewer) == (1, 2)
-    serving = FormedTeam(team.stages, has_kv=True)
-    assert form_teams("cover", after, model, [serving]) == [serving]
-
-
-def test_a_team_whose_member_is_gone_is_left_as_it_is() -> None:
-    """How teams end is not decided here; their members are in no other team meanwhile."""
-    model = TeamModel(4)
-    one, two, three = halves(True, False, False)
-    (team,) = form_teams("cover", [one, two], model)
-    assert form_teams("cover", [one, three], model, [team]) == [team]
+    assert [instance for instance, _ in team] == [1, 2, 3]
 
 
 def test_one_with_everything_is_in_no_team() -> None:

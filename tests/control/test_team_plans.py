@@ -100,8 +100,10 @@ def test_a_short_queue_is_the_pairs(pairs: int, mean_ms: int) -> None:
     assert found == pytest.approx(mean_ms - 48.7 / 2 * (pairs > 0), rel=0.04)
 
 
-def planned(sources: int, targets: int) -> ScalePlan:
-    """Sixteen equal layers over equal links, by the binomial pipeline."""
+def planned(
+    sources: int, targets: int, strategy: str = "binomial", chunk_bytes: int = 1_000_000
+) -> ScalePlan:
+    """Sixteen equal layers over equal links."""
     refs = [WorkerRef(number) for number in range(sources + targets)]
     rate = 10**9
     devices = {
@@ -111,12 +113,12 @@ def planned(sources: int, targets: int) -> ScalePlan:
         plan=1,
         model="m",
         layer_bytes=(0, *[1_000_000] * LAYERS, 0),
-        chunk_bytes=1_000_000,
+        chunk_bytes=chunk_bytes,
         instances=targets,
         sources=tuple(Source((ref,)) for ref in refs[:sources]),
         targets=tuple((ref,) for ref in refs[sources:]),
     )
-    return make_plan(request, Topology(devices=devices), "binomial")
+    return make_plan(request, Topology(devices=devices), strategy)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +140,19 @@ def test_teams_of_a_plan_begin_when_their_layers_are_there(
     assert plan.predicted_ns == steps * MS
     found = teams_of(plan, strategy, TeamModel(LAYERS))
     assert [(team.ready_ns / MS, team.members) for team in found] == teams
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sources", "steps"), [(8, 1, 18), (8, 2, 17), (8, 4, 16), (12, 4, 17)]
+)
+def test_a_chain_is_full_after_the_steps_of_one_copy(nodes: int, sources: int, steps: int) -> None:
+    """Sixteen, where the binomial pipeline of sixteen blocks has so many: a chain of small chunks
+    has no step more than the bytes of the model, but one chunk for each hop."""
+    targets = nodes - sources
+    chain = planned(sources, targets, "chain", chunk_bytes=1_000)
+    hops = -(-targets // sources) - 1
+    assert chain.predicted_ns == 16 * MS + hops * MS // 1000
+    assert planned(sources, targets).predicted_ns == steps * MS
 
 
 def test_an_empty_plan_of_unknown_rates_has_no_teams() -> None:

@@ -62,3 +62,22 @@ def test_a_team_is_there_long_before_any_copy_has_been_read(multicast: str, serv
 def test_without_teams_the_plan_is_what_it_was() -> None:
     scene = Scene(0, hosts=4, requests=40, in_memory=True)
     assert teams_and_loads(scene, teams=None)[0] == []
+
+
+def test_instances_of_several_ranks_are_a_team() -> None:
+    """Two nodes with 70B in memory, four ranks each: the team is there at half of the load."""
+    scene = Scene(
+        0,
+        hosts=2,
+        requests=60,
+        in_memory=True,
+        preset="llama-2-70b",
+        tp_size=4,
+        cluster="lambdascale-2",
+    )
+    plain, plain_ns, plain_mean_ns = teams_and_loads(scene, multicast="host")
+    teams, whole_ns, mean_ns = teams_and_loads(scene)
+    assert not plain
+    assert teams[0] < whole_ns * 0.6
+    assert whole_ns < plain_ns * 1.05
+    assert mean_ns < plain_mean_ns

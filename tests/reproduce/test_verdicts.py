@@ -74,21 +74,21 @@ AGREEING: dict[str, tuple[dict[str, float], Moved]] = {
     ),
     "L13": (
         {
-            "teams_tree_saved": 17.8,
-            "teams_nccl_saved": 18.1,
-            "teams_serverlessllm_saved": 31.3,
-            "teams_above_ideal": 10,
+            "window_faasnet_saved": 17.8,
+            "window_nccl_saved": 18.1,
+            "window_serverlessllm_saved": 31.3,
+            "window_above_ideal": 10,
         },
         (
-            {"teams_tree_saved": 0},
-            {"teams_nccl_saved": 0},
-            {"teams_serverlessllm_saved": 0},
-            {"teams_above_ideal": 0},
+            {"window_faasnet_saved": 0},
+            {"window_nccl_saved": 0},
+            {"window_serverlessllm_saved": 0},
+            {"window_above_ideal": 0},
         ),
     ),
     "L14": (
-        {"teams_tree_ratio": 2.4, "teams_nccl_ratio": 2.4, "teams_serverlessllm_ratio": 5},
-        ({"teams_tree_ratio": 1}, {"teams_nccl_ratio": 1}, {"teams_serverlessllm_ratio": 1}),
+        {"window_faasnet_ratio": 2.4, "window_nccl_ratio": 2.4, "window_serverlessllm_ratio": 5},
+        ({"window_faasnet_ratio": 1}, {"window_nccl_ratio": 1}, {"window_serverlessllm_ratio": 1}),
     ),
     "L8": (
         {"first_1_s": 1.2, "first_4_s": 0.25, "ratio": 4.8},
@@ -144,6 +144,7 @@ OUTCOMES = {
     **dict.fromkeys(("B11", "B18", "B20", "B23", "B24", "B25", "B27"), False),
     **dict.fromkeys(("B26", "B30", "B31", "L13", "L14"), False),
     **dict.fromkeys(("L8", "L9", "L12"), False),
+    "L15": True,
 }
 QUICK = ("B14", "B41")
 """Together some seconds."""

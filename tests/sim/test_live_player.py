@@ -63,6 +63,17 @@ def test_the_last_of_eight_batches(pace: int, last: int, alone: int) -> None:
     assert play(STOP, 16, [1] * 8, loaded).last_ns == alone
 
 
+@pytest.mark.parametrize(("pace", "added"), [(2, 0.548), (6, 0.892), (12, 0.892)])
+def test_first_tokens_that_a_pair_adds_until_its_target_is_full(pace: int, added: float) -> None:
+    """Of 32 layers, with batches for longer than the load, in instance-loads: what one instance
+    computes meanwhile. The source alone begins as many as its time allows, in parts."""
+    loaded = loaded_every(pace, 32)
+    ends = play(ZIGZAG, 32, [1] * 64, loaded).finished_ns
+    alone = loaded[-1] / 32
+    firsts = sum(end <= loaded[-1] for end in ends)
+    assert round((firsts - alone) / alone, 3) == added
+
+
 @given(cases(), st.sampled_from(list(LIVE_ORDERS.values())))
 def test_every_layer_runs_once_and_not_before_it_is_there(
     case: tuple[int, list[int], list[int]], order: LiveOrder

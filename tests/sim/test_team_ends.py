@@ -73,7 +73,12 @@ FAST, SLOW = SETTINGS[0], SETTINGS[4]
 
 @pytest.mark.parametrize("setting", mostly_long([(s,) for s in SETTINGS], [(FAST,), (SLOW,)]))
 def test_the_cheaper_way_is_the_better_one(setting: Setting) -> None:
-    """Its pauses and latencies are within 5 % of the better of the two, on average."""
+    """Its pauses and latencies are within 5 % of the better of the two, on average.
+
+    One setting that is not here misses that: 7B, four members, 110 Gbit/s, where latency is 5.8 %
+    longer than if KV had moved. It lies between the rates at which the pauses and the latencies of
+    both ways are equal, so that none is better in both, and the pause decides.
+    """
     ways = {how: ends_of(setting, how) for how in ("move", "anew", "cheaper")}
     for of in (pause_ns, latency_ns):
         found = {how: of(ends) for how, ends in ways.items()}

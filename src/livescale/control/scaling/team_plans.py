@@ -21,9 +21,10 @@ from livescale.control.state.model_state import PartState
 from livescale.control.together.pairing import Pairings
 from livescale.control.together.team_duties import sub_groups, upstreams_of
 from livescale.control.together.team_spans import Loading, TeamModel
-from livescale.control.together.teams import FormedTeam, form_teams
+from livescale.control.together.teams import form_teams
 from livescale.messages.scale_plan import ScalePlan
 from livescale.values.bindings import Binding, LateBinding
+from livescale.values.routes import Stage
 from livescale.values.types import LayerSpan, Role, Value, WorkerRef
 from livescale.values.units import NS_PER_S
 
@@ -148,18 +149,16 @@ def teams_of(plan: ScalePlan, strategy: str, model: TeamModel) -> list[PlannedTe
         ]
         for number, own in steps.items()
     }
-    teams: list[FormedTeam] = []
     found: list[PlannedTeam] = []
     for at_ns in _moments(times.values()):
         loading = [
             Loading(n, groups[n], frozenset(k for k, ns in enumerate(of) if ns <= at_ns))
             for n, of in times.items()
         ]
-        known = len(teams)
-        # They have requests from their beginning on.
-        fixed = [FormedTeam(team.stages, has_kv=True) for team in teams]
-        teams = form_teams(strategy, loading, model, fixed)
-        found += [_planned(at_ns, team, model) for team in teams[known:]]
+        for stages in form_teams(strategy, loading, model):
+            found.append(_planned(at_ns, stages, model))
+            for number, _ in stages:
+                del times[number]
     return found
 
 
@@ -255,11 +254,11 @@ def _run_tokens(binding: Binding) -> int:
     return binding.run_tokens_max if isinstance(binding, LateBinding) else 1
 
 
-def _planned(at_ns: int, team: FormedTeam, model: TeamModel) -> PlannedTeam:
+def _planned(at_ns: int, stages: Sequence[Stage], model: TeamModel) -> PlannedTeam:
     """The slowest member is as slow as its decoder layers are many."""
-    most = max(_decoders(span, model) for _, span in team.stages)
+    most = max(_decoders(span, model) for _, span in stages)
     rate_permille = _HOPS_PERMILLE * model.layers // most
-    return PlannedTeam(at_ns, len(team.stages), max(rate_permille, _PERMILLE))
+    return PlannedTeam(at_ns, len(stages), max(rate_permille, _PERMILLE))
 
 
 def _decoders(span: LayerSpan, model: TeamModel) -> int:

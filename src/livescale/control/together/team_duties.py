@@ -155,13 +155,13 @@ class Teams(OfPool):
             by_id = {instance.id: instance for instance in instances}
             apart = self._pairs_apart(instances)
             model = TeamModel(state.spec.layers - 2, state.spec.is_tied)
-            for formed in form_teams(self._strategy, loading, model, apart=apart):
+            for stages in form_teams(self._strategy, loading, model, apart):
                 self._number += 1
-                members = tuple(TeamMember(by_id[i].partner, span) for i, span in formed.stages)
+                members = tuple(TeamMember(by_id[i].partner, span) for i, span in stages)
                 kv_token_ps = self._kv_token_ps(state, members)
                 rate = state.prefill_tokens_per_s or 0
                 team = Team(self._number, members, kv_token_ps, rate)
-                orders += [_joined(by_id[i], team) for i, _ in formed.stages]
+                orders += [_joined(by_id[i], team) for i, _ in stages]
         return orders
 
     def _pairs_apart(self, instances: Sequence[Instance]) -> frozenset[Apart]:

@@ -7,9 +7,7 @@ bit u stands for decoder layer u + 1, the first one with the embedding, the last
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
 
 from livescale.values.routes import Stage
 from livescale.values.types import InstanceId, LayerSpan, Value
@@ -28,17 +26,19 @@ class Loading(Value, frozen=True):
 
 
 class TeamModel(Value, frozen=True):
-    """What teams must know of a model: its L decoder `layers`; `is_tied`: its head computes with
-    the embedding's weights; how long each of the L + 2 layers takes (empty: decoder layers take
-    equally long, the others nothing)."""
+    """What teams must know of a model: its L decoder `layers`, and whether its head computes with
+    the embedding's weights (`is_tied`).
+
+    Decoder layers of one model take the same time, and of a prompt the head computes one row. So
+    spans with as even a number of decoder layers as can be are as even in time as can be.
+    """
 
     layers: int
     is_tied: bool = False
-    layer_ns: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.layers < 1 or len(self.layer_ns) not in (0, self.layers + 2):
-            raise ValueError(f"times of {len(self.layer_ns)} layers, {self.layers} decoder layers")
+        if self.layers < 1:
+            raise ValueError(f"a model of {self.layers} decoder layers")
 
     @property
     def everything(self) -> int:
@@ -68,8 +68,8 @@ def even_spans(members: Sequence[Loading], model: TeamModel) -> tuple[Stage, ...
     decoder layer at least for each of them, from the embedding to the head. None: there is no
     such order.
 
-    The slowest member takes as little time as presence allows, because a full pipeline is as fast
-    as that one. Of more than `ORDERS_MAX` members only the order given is tried.
+    The slowest member has as few decoder layers as presence allows, because a full pipeline is as
+    fast as that one. Of more than `ORDERS_MAX` members only the order given is tried.
     """
     bits = [model.bits(member.layers) for member in members]
     cuts = Cutting(bits, model).cuts()
@@ -98,32 +98,29 @@ class Cutting:
         self._members = tuple(members)
         self._layers = model.layers
         self._everything = model.everything
-        #: time of the decoder layers before each bit
-        self._before = _time_before(model)
 
     def cuts(self) -> list[Cut] | None:
-        """The slowest member is as fast as can be."""
+        """The member with the most decoder layers has as few as can be."""
         union = 0
         for bits in self._members:
             union |= bits
-        total = self._before[-1]
-        best = self._within(total) if union == self._everything else None
+        best = self._within(self._layers) if union == self._everything else None
         if best is None:
             return None
-        least = -(-total // len(self._members))
-        too_little, enough = least - 1, self._slowest(best)
+        least = -(-self._layers // len(self._members))
+        too_little, enough = least - 1, _most(best)
         limit = least  # what would be even is often possible
         while enough - too_little > 1:
             found = self._within(limit)
             if found is None:
                 too_little = limit
             else:
-                best, enough = found, self._slowest(found)
+                best, enough = found, _most(found)
             limit = (too_little + enough) // 2
         return best
 
     def _within(self, limit: int) -> list[Cut] | None:
-        """No member takes longer than `limit`: dynamic programming over the members that have had
+        """No member has more than `limit`: dynamic programming over the members that have had
         their layers; with each set of these (bits) come all places where the next one can begin."""
         count = len(self._members)
         behind: list[dict[int, int]] = [{0: 1}]
@@ -153,42 +150,28 @@ class Cutting:
         while starts:
             first = (starts & -starts).bit_length() - 1
             last = run_end(starts, first) - 1
-            stop = min(run_end(bits, first), self._far(last, limit))
+            stop = min(run_end(bits, first), last + limit)
             if stop > first:
                 found |= (1 << (stop + 1)) - (1 << (first + 1))
             starts = starts >> (last + 1) << (last + 1)
         return found
 
-    def _far(self, start: int, limit: int) -> int:
-        """How far a member comes from here within the limit."""
-        return bisect_right(self._before, self._before[start] + limit) - 1
-
     def _last_of(self, used: int, stop: int, before: dict[int, int], limit: int) -> Cut:
         """Which of these members runs what ends at `stop`, and from where: the one that leaves
         the others the part that is theirs, as nearly as can be."""
         count = used.bit_count()
-        time = self._before
         choices: list[tuple[int, int, int]] = []
         for number, bits in enumerate(self._members):
             starts = before.get(used ^ 1 << number, 0) if used >> number & 1 else 0
             start = stop - 1
-            while start >= 0 and bits >> start & 1 and time[stop] - time[start] <= limit:
+            while start >= 0 and bits >> start & 1 and stop - start <= limit:
                 if starts >> start & 1:
-                    apart = abs(time[start] * count - time[stop] * (count - 1))
+                    apart = abs(start * count - stop * (count - 1))
                     choices.append((apart, number, start))
                 start -= 1
         _, number, start = min(choices)
         return number, start, stop
 
-    def _slowest(self, cuts: Sequence[Cut]) -> int:
-        return max(self._before[stop] - self._before[start] for _, start, stop in cuts)
 
-
-def _time_before(model: TeamModel) -> list[int]:
-    """Of every bit, and of all of them."""
-    if not model.layer_ns:
-        return list(range(model.layers + 1))
-    times = list(model.layer_ns[1:-1])
-    times[0] += model.layer_ns[0]
-    times[-1] += model.layer_ns[-1]
-    return list(accumulate(times, initial=0))
+def _most(cuts: Sequence[Cut]) -> int:
+    return max(stop - start for _, start, stop in cuts)

@@ -24,7 +24,7 @@ from livescale.control.together.team_spans import (
     run_end,
 )
 from livescale.values.routes import Stage
-from livescale.values.types import InstanceId, Value
+from livescale.values.types import InstanceId
 
 T = TypeVar("T")
 
@@ -33,14 +33,6 @@ EXACT_MAX = 12
 _TURNS_MAX = 100
 """For each number of members."""
 _NO_END = 1 << 62
-
-
-class FormedTeam(Value, frozen=True):
-    """Instances and the layers that each of them runs, in order. One that `has_kv` stays as it
-    is: to take it apart would move KV."""
-
-    stages: tuple[Stage, ...]
-    has_kv: bool = False
 
 
 Apart = tuple[InstanceId, InstanceId]
@@ -96,36 +88,18 @@ TEAM_STRATEGIES: dict[str, TeamStrategy] = {"pairs": pairs, "cover": cover}
 
 def form_teams(
     strategy: str,
-    loading: Sequence[Loading],
+    free: Sequence[Loading],
     model: TeamModel,
-    teams: Sequence[FormedTeam] = (),
     apart: Set[Apart] = frozenset(),
-) -> list[FormedTeam]:
-    """The teams there should be: those of `teams` that stay, in their order, then new ones.
+) -> list[tuple[Stage, ...]]:
+    """New teams: of each the instances and the layers that they run, in order.
 
-    `loading` are all instances of the plan that still load, in its order. One with everything
-    serves alone and joins no team. A team that `has_kv` stays, and so does one with a member that
-    does not load any more: how teams end is not decided here. Any other is taken apart if its
-    members and those that are free can form more teams than beside it, or as many of fewer
-    members. No new team has two members that are `apart`.
+    `free` are the instances of the plan that load and are in no team yet, in its order. One with
+    everything serves alone and joins no team. No team has two members that are `apart`. A team
+    that was formed stays until it ends: its members have KV of its requests.
     """
-    form = TEAM_STRATEGIES[strategy]
-    by_id = {one.instance: one for one in loading if model.bits(one.layers) != model.everything}
-    order = {instance: number for number, instance in enumerate(by_id)}
-    taken = {instance for team in teams for instance, _ in team.stages}
-    free = [one for one in by_id.values() if one.instance not in taken]
-    new = form(free, model, apart)
-    kept = []
-    for team in teams:
-        members = [by_id[instance] for instance, _ in team.stages if instance in by_id]
-        is_fixed = team.has_kv or len(members) < len(team.stages)
-        back = sorted(free + members, key=lambda one: order[one.instance])
-        again = [] if is_fixed else form(back, model, apart)
-        if not is_fixed and _worth(again) > _worth([team.stages, *new]):
-            free, new = back, again
-        else:
-            kept.append(team)
-    return kept + [FormedTeam(stages) for stages in new]
+    some = [one for one in free if model.bits(one.layers) != model.everything]
+    return TEAM_STRATEGIES[strategy](some, model, apart)
 
 
 def pipelines(
@@ -189,11 +163,6 @@ def _middle(bits: int) -> float:
     are too many for all."""
     places = [place for place in range(bits.bit_length()) if bits >> place & 1]
     return sum(places) / len(places) if places else 0.0
-
-
-def _worth(teams: Sequence[Sequence[Stage]]) -> tuple[int, int]:
-    """Many teams are better, of these few members."""
-    return len(teams), -sum(map(len, teams))
 
 
 def _fewest(bits: dict[int, int], model: TeamModel, conflicts: Sequence[int]) -> list[int] | None:

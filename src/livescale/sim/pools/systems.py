@@ -143,6 +143,13 @@ _STOP = System(
     controller=BASELINE,
     world=BASELINE_WORLD,
 )
+_TREE = System("tree", "a binary tree (FaaSNet)", multicast="tree")
+_NCCL = System(
+    "nccl",
+    f"a broadcast in a chain, after {_GROUP_SETUP_NS // 1_000_000} ms to form its group",
+    multicast="chain",
+    group_setup_ns=_GROUP_SETUP_NS,
+)
 _ALL = (
     _LIVESCALE,
     like(
@@ -274,12 +281,19 @@ _ALL = (
         ' "+Network")',
         multicast="direct",
     ),
-    System("tree", "a binary tree (FaaSNet)", multicast="tree"),
-    System(
-        "nccl",
-        f"a broadcast in a chain, after {_GROUP_SETUP_NS // 1_000_000} ms to form its group",
-        multicast="chain",
-        group_setup_ns=_GROUP_SETUP_NS,
+    _TREE,
+    like(
+        _TREE,
+        "faasnet",
+        "tree, but hosts keep no copies: what no device holds comes from storage (λScale §7.5)",
+        placement=NoCopies(),
+    ),
+    _NCCL,
+    like(
+        _NCCL,
+        "nccl-ssd",
+        "nccl, but hosts keep no copies: what no device holds comes from storage (λScale §7.5)",
+        placement=NoCopies(),
     ),
     System("binomial", "the binomial pipeline of blocks (λScale)", multicast="binomial"),
     System(

@@ -36,7 +36,7 @@ _MODEL = "llama-2-13b"
 class Scene:
     """Of `hosts` hosts of the cluster `serving` have an instance when `requests` prompts of
     `prompt_tokens` come. `nic_gbit_per_s` None: the cluster's. `in_memory`: every host has a copy
-    of the model."""
+    of the model. A message takes `message_delay_ns`: one hop of a Run costs that."""
 
     serving: int
     hosts: int = 12
@@ -44,6 +44,7 @@ class Scene:
     prompt_tokens: int = 2000
     nic_gbit_per_s: int | None = None
     in_memory: bool = False
+    message_delay_ns: int = 200_000
     preset: str = _MODEL
     tp_size: int = 1
     cluster: str = "lambdascale-1"
@@ -55,6 +56,7 @@ class Scene:
         placement = AllCopies() if self.in_memory else NoCopies()
         placed = msgspec.structs.replace(SYSTEMS[system], placement=placement)
         config = build_config(first_hosts(cluster_of(self.cluster), self.hosts), [model], placed)
+        config = msgspec.structs.replace(config, message_delay_ns=self.message_delay_ns)
         if self.nic_gbit_per_s is None:
             return config
         rate = self.nic_gbit_per_s * GBIT_BYTES

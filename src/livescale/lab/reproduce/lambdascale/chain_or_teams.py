@@ -39,6 +39,10 @@ _PART = 0.25
 """Of capacity: at half of it most devices are in use all the time."""
 _SLOW_GBIT = 100
 """A load that takes 23 prompts: filling a team's pipeline is a small part of that."""
+_HOPS_NS = (0, 200_000, 2_000_000)
+"""What a message takes; each member of a team is a message further."""
+_HOSTS = 8
+"""The paper's example."""
 
 
 @claim(
@@ -50,7 +54,9 @@ _SLOW_GBIT = 100
     " (end - ready)",
     tolerance="± 10 %, over 100 Gbit/s (a long load)",
     ours="teams {team_part_slow_2:.2f} (k = 2) and {team_part_slow_4:.2f} (k = 4) of that"
-    " (400 Gbit/s: {team_part_2:.2f}, {team_part_4:.2f}). k = 4, mean and p99 TTFT in the burst:"
+    " (400 Gbit/s: {team_part_2:.2f}, {team_part_4:.2f}); in instance-loads {added_slow_4:.2f}"
+    " (k = 4), on 8 hosts {hop_added_teams_1_200us:.2f}, {hop_added_teams_2_200us:.2f} and"
+    " {hop_added_teams_4_200us:.2f} (k = 1, 2, 4). k = 4, mean and p99 TTFT in the burst:"
     " chain {burst_mean_chain_4:.2f} and {burst_p99_chain_4:.2f} s, teams {burst_mean_teams_4:.2f}"
     " and {burst_p99_teams_4:.2f}, both {burst_mean_both_4:.2f} and {burst_p99_both_4:.2f}, stop"
     " {burst_mean_stop_4:.2f} and {burst_p99_stop_4:.2f}, chain or teams by prediction"
@@ -68,12 +74,14 @@ def chain_or_teams(conditions: Conditions) -> Measured:
 
     Per system and k mean and p99 TTFT and device time, of the burst and the minute; and of the
     burst, in instance-loads, the first tokens that new instances add until all of them are full.
+    Of a burst on eight hosts over slow links the same with messages that take longer, or no time.
     """
     figures: dict[str, float] = {"failed": 0}
     added: dict[str, list[tuple[float, float]]] = {name: [] for name in _SYSTEMS}
     for count in _COUNTS:
         slow = play(Scene(count, nic_gbit_per_s=_SLOW_GBIT), _SYSTEMS["teams"], conditions.seed)
         figures[f"team_part_slow_{count}"] = slow.team_part
+        figures[f"added_slow_{count}"] = slow.added
         figures["failed"] += slow.run.failed
         for name, system in _SYSTEMS.items():
             ramp = play(Scene(count), system, conditions.seed)
@@ -83,6 +91,7 @@ def chain_or_teams(conditions: Conditions) -> Measured:
             added[name].append((count, ramp.added))
             if name == "teams":
                 figures[f"team_part_{count}"] = ramp.team_part
+    figures["failed"] += _add_hops(figures, conditions.seed)
     picture = Picture(
         "First tokens that new instances add until all are full",
         "copies at first (k)",
@@ -103,6 +112,22 @@ def _of_burst(name: str, ramp: Ramp) -> dict[str, float]:
         f"burst_full_s_{name}": ramp.full_ns / NS_PER_S,
         f"added_{name}": ramp.added,
     }
+
+
+def _add_hops(figures: dict[str, float], seed: int) -> int:
+    """The burst on fewer hosts over slow links, by what a message takes. Requests that failed."""
+    failed = 0
+    for count in _COUNTS:
+        for hop_ns in _HOPS_NS:
+            scene = Scene(count, hosts=_HOSTS, nic_gbit_per_s=_SLOW_GBIT, message_delay_ns=hop_ns)
+            for name in ("chain", "teams", "auto"):
+                ramp = play(scene, _SYSTEMS[name], seed)
+                key = f"{name}_{count}_{hop_ns // 1000}us"
+                figures[f"hop_mean_{key}"] = ramp.mean_s
+                figures[f"hop_p99_{key}"] = ramp.percentile_s(99)
+                figures[f"hop_added_{key}"] = ramp.added
+                failed += ramp.run.failed
+    return failed
 
 
 def _of_minute(name: str, run: PoolRun) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from livescale.clusters.topology import Host, Topology
 from livescale.lab.reproduce.base.claim import (
     Conditions,
@@ -12,14 +14,22 @@ from livescale.lab.reproduce.base.claim import (
     is_near,
     near,
 )
-from livescale.lab.reproduce.base.half_loads import Setup, half_loaded, ttft_percentile_s
+from livescale.lab.reproduce.base.half_loads import (
+    Setup,
+    half_loaded,
+    kv_behind,
+    ttft_percentile_s,
+    ttfts_ns,
+)
 from livescale.lab.reproduce.base.models import cluster_of, layers_of
 from livescale.lab.reproduce.base.multicasts import Multicast, device
+from livescale.lab.reproduce.base.sharing import shared
 from livescale.load.traces import TraceRow
-from livescale.sim.pools.configs import build_config
+from livescale.sim.pools.configs import build_config, tokens_max
 from livescale.sim.pools.limits import PooledModel
-from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
+from livescale.sim.pools.runs import PoolRun, fit_rows, lead_ns, run_pool
 from livescale.sim.pools.systems import SYSTEMS
+from livescale.values.copy_strategies import NoCopies
 from livescale.values.types import WorkerRef, agent_ref
 from livescale.values.units import GBIT_BYTES, NS_PER_S
 
@@ -38,6 +48,10 @@ _PEERS = ("tree", "nccl", "storage")
 _TEAMS = "lambda-pairs"
 """Execution pipelines as the paper has them; `binomial` stops the world."""
 _OVER_A_TRACE = ("binomial", _TEAMS, "tree", "nccl", "serverlessllm", "ideal-bounds")
+_OVER_THE_WINDOW = ("faasnet", "nccl-ssd", "serverlessllm", "ideal-bounds")
+"""§7.5: FaaSNet and NCCL read SSD where no device holds the model, λScale has a copy on a host."""
+_KEEP_ALIVE_NS = 15 * NS_PER_S
+"""How long a model stays without requests: §3's time, as §7.5 gives none."""
 BURSTS = Setup(
     "burstgpt2gpt4_5539015_5min", "llama-2-13b", "lambdascale-1", played_ns=60 * NS_PER_S
 )
@@ -151,26 +165,34 @@ def all_begun(conditions: Conditions) -> Measured:
     for name in _PEERS:
         figures[f"{name}_ratio"] = times[name] / times["binomial"]
         figures[f"teams_{name}_ratio"] = times[name] / times[_TEAMS]
-    return Measured({**figures, "failed": sum(run.failed for run in runs.values())})
+    curves = tuple(Curve(name, _begun(run)) for name, run in runs.items())
+    picture = Picture("Requests that have begun", "time (s)", "requests", curves)
+    return Measured({**figures, "failed": sum(run.failed for run in runs.values())}, picture)
 
 
 @claim(
     id="L13",
     judges="pool",
-    setup="13B on BurstGPT at half of testbed 1's capacity (first minute): device time",
-    paper="17.8, 18.1, 31.3 % less than FaaSNet, NCCL, ServerlessLLM; 4.3 to 18.6 % above ideal",
+    setup="13B on testbed 1, the public window of BurstGPT as it was recorded, scale to zero:"
+    " device time. FaaSNet and NCCL without host copies",
+    paper="up to 17.8, 18.1, 31.3 % less than FaaSNet, NCCL, ServerlessLLM; 4.3 to 18.6 % above"
+    " ideal",
     tolerance="± 8 percentage points; 2 to 25 % above ideal",
-    ours="{teams_tree_saved:.1f}, {teams_nccl_saved:.1f}, {teams_serverlessllm_saved:.1f} % less;"
-    " {teams_above_ideal:.1f} % above ideal (stop-the-world {tree_saved:.1f}, {nccl_saved:.1f},"
-    " {serverlessllm_saved:.1f}; {above_ideal:.1f})",
+    ours="{window_faasnet_saved:.1f}, {window_nccl_saved:.1f}, {window_serverlessllm_saved:.1f} %"
+    " less; {window_above_ideal:.1f} % above ideal (without a host copy"
+    " {window_bare_saved:.1f} % less than FaaSNet). At half of capacity, where all but"
+    " ServerlessLLM have copies (first minute): {teams_tree_saved:.1f}, {teams_nccl_saved:.1f},"
+    " {teams_serverlessllm_saved:.1f}; {teams_above_ideal:.1f} (stop-the-world {tree_saved:.1f},"
+    " {nccl_saved:.1f}, {serverlessllm_saved:.1f}; {above_ideal:.1f})",
     is_within=lambda f: (
-        abs(f["teams_tree_saved"] - 17.8) <= 8
-        and abs(f["teams_nccl_saved"] - 18.1) <= 8
-        and abs(f["teams_serverlessllm_saved"] - 31.3) <= 8
-        and 2 <= f["teams_above_ideal"] <= 25
+        abs(f["window_faasnet_saved"] - 17.8) <= 8
+        and abs(f["window_nccl_saved"] - 18.1) <= 8
+        and abs(f["window_serverlessllm_saved"] - 31.3) <= 8
+        and 2 <= f["window_above_ideal"] <= 25
     ),
-    note="judged with teams. The paper does not scale its trace, and gives its baselines"
-    " no host copy, which all systems but ServerlessLLM have here",
+    note="judged with teams and as the paper says it: a trace that is not scaled, no instance"
+    " without requests. The public window has 293 s of the paper's 30 minutes, and hardly ever"
+    " needs more than one instance",
 )
 def device_time(conditions: Conditions) -> Measured:
     """λScale §7.5, Figure 14."""
@@ -181,34 +203,52 @@ def device_time(conditions: Conditions) -> Measured:
         for name in ("tree", "nccl", "serverlessllm"):
             figures[f"{prefix}{name}_saved"] = 100 * (1 - ours / held[name])
         figures[f"{prefix}above_ideal"] = 100 * (ours / held["ideal-bounds"] - 1)
-    return Measured({**figures, "failed": sum(run.failed for run in runs.values())})
+    ours_run, bare, peers = _window_runs(conditions)
+    ours = ours_run.device_ns()
+    for name, peer in peers.items():
+        figures[f"window_{_short(name)}_saved"] = 100 * (1 - ours / peer.device_ns())
+    figures["window_bare_saved"] = 100 * (1 - bare.device_ns() / peers["faasnet"].device_ns())
+    figures["window_above_ideal"] = 100 * (ours / peers["ideal-bounds"].device_ns() - 1)
+    every = [*runs.values(), ours_run, bare, *peers.values()]
+    return Measured({**figures, "failed": sum(run.failed for run in every)})
 
 
 @claim(
     id="L14",
     judges="pool",
-    setup="13B on BurstGPT at half of testbed 1's capacity (first minute): p90 TTFT",
+    setup="13B on testbed 1, the public window of BurstGPT as it was recorded, scale to zero: p90"
+    " TTFT. FaaSNet and NCCL without host copies",
     paper="2.4 to 5 × better than FaaSNet, NCCL and ServerlessLLM",
     tolerance="at least 1.8 ×",
-    ours="{teams_tree_ratio:.2f} ×, {teams_nccl_ratio:.2f} ×, {teams_serverlessllm_ratio:.2f} ×;"
-    " ideal {teams_ideal_ratio:.2f} × (stop-the-world {tree_ratio:.2f}, {nccl_ratio:.2f},"
-    " {serverlessllm_ratio:.2f}; {ideal_ratio:.2f})",
+    ours="{window_faasnet_ratio:.2f} ×, {window_nccl_ratio:.2f} ×,"
+    " {window_serverlessllm_ratio:.2f} × ({window_s:.2f} s, without a host copy"
+    " {window_bare_s:.2f}); ideal {window_ideal_ratio:.2f} ×. At half of capacity, where all but"
+    " ServerlessLLM have copies (first minute): {teams_tree_ratio:.2f}, {teams_nccl_ratio:.2f},"
+    " {teams_serverlessllm_ratio:.2f}; ideal {teams_ideal_ratio:.2f} (stop-the-world"
+    " {tree_ratio:.2f}, {nccl_ratio:.2f}, {serverlessllm_ratio:.2f}; {ideal_ratio:.2f})",
     is_within=lambda f: (
-        min(f["teams_tree_ratio"], f["teams_nccl_ratio"], f["teams_serverlessllm_ratio"]) >= 1.8
+        min(f["window_faasnet_ratio"], f["window_nccl_ratio"], f["window_serverlessllm_ratio"])
+        >= 1.8
     ),
-    note="judged with teams; loads that take no time ('ideal-bounds') would gain no more than their"
-    " figure shows",
+    note="judged with teams and as the paper says it (see L13). The gain over FaaSNet and NCCL is"
+    " that of the host copy alone, which ServerlessLLM has, too",
 )
 def tail_over_a_trace(conditions: Conditions) -> Measured:
     """λScale §7.5, Figure 15."""
     runs = {name: half_loaded(BURSTS, name, conditions) for name in _OVER_A_TRACE}
     tails = {name: ttft_percentile_s(run, 90) for name, run in runs.items()}
     figures = {
-        f"{prefix}{name.removesuffix('-bounds')}_ratio": tail / tails[ours]
+        f"{prefix}{_short(name)}_ratio": tail / tails[ours]
         for prefix, ours in (("", "binomial"), ("teams_", _TEAMS))
         for name, tail in tails.items()
     }
-    return Measured({**figures, "failed": sum(run.failed for run in runs.values())})
+    ours_run, bare, peers = _window_runs(conditions)
+    figures["window_s"] = ttft_percentile_s(ours_run, 90)
+    figures["window_bare_s"] = ttft_percentile_s(bare, 90)
+    for name, peer in peers.items():
+        figures[f"window_{_short(name)}_ratio"] = ttft_percentile_s(peer, 90) / figures["window_s"]
+    every = [*runs.values(), ours_run, bare, *peers.values()]
+    return Measured({**figures, "failed": sum(run.failed for run in every)})
 
 
 # -- helpers --------------------------------------------------------------------------------------
@@ -221,11 +261,39 @@ def _ramp(preset: str, tp_size: int, cluster: str, system: str, seed: int) -> Po
     return run_pool(config, {preset: [TraceRow(0, 2000, 16), *burst]}, lead_ns(config), seed)
 
 
+def _window_runs(conditions: Conditions) -> tuple[PoolRun, PoolRun, dict[str, PoolRun]]:
+    """The whole window: ours, ours without a copy on any host, and the others."""
+    peers = {name: _over_the_window(name, conditions) for name in _OVER_THE_WINDOW}
+    bare = _over_the_window(_TEAMS, conditions, has_copy=False)
+    return _over_the_window(_TEAMS, conditions), bare, peers
+
+
+@shared(PoolRun)
+def _over_the_window(system: str, conditions: Conditions, has_copy: bool = True) -> PoolRun:
+    """The trace as it was recorded. No instance is there without requests."""
+    model = PooledModel(BURSTS.preset, BURSTS.preset, instances_min=0, idle_ns=_KEEP_ALIVE_NS)
+    placed = SYSTEMS[system]
+    if not has_copy:
+        placed = msgspec.structs.replace(placed, placement=NoCopies())
+    config = kv_behind(build_config(cluster_of(BURSTS.cluster), [model], placed))
+    rows, _ = fit_rows(conditions.trace(BURSTS.trace), tokens_max(config, model.name))
+    return run_pool(config, {model.name: rows}, lead_ns(config), conditions.seed)
+
+
+def _short(system: str) -> str:
+    return system.removesuffix("-bounds").removesuffix("-ssd")
+
+
 def _fifty(system: str, seed: int) -> PoolRun:
     model = PooledModel("llama-2-13b", "llama-2-13b")
     config = build_config(cluster_of("lambdascale-1"), [model], SYSTEMS[system])
     burst = [TraceRow(0, 2000, 16)] * 50
     return run_pool(config, {model.name: burst}, lead_ns(config), seed)
+
+
+def _begun(run: PoolRun) -> tuple[tuple[float, float], ...]:
+    """Requests with a first token over time."""
+    return tuple((ns / NS_PER_S, float(n)) for n, ns in enumerate(sorted(ttfts_ns(run)), 1))
 
 
 def _loaded_s(run: PoolRun) -> list[float]:

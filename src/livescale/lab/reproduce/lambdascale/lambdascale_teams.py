@@ -7,7 +7,7 @@ is `allcache`, which serves when everything is there.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from livescale.control.together.teams import pipelines
@@ -56,9 +56,7 @@ def ramp_start(conditions: Conditions) -> Measured:
     ramps = _ramps(conditions)
     figures = {f"first_{k}_s": ramp.first_new_s for k, ramp in ramps.items()}
     figures["ratio"] = figures["first_1_s"] / figures["first_4_s"]
-    curves = tuple(Curve(f"k = {k}", _line(ramp)) for k, ramp in ramps.items())
-    picture = Picture("First tokens from the burst on", "time (s)", "first tokens", curves)
-    return Measured({**figures, "failed": _failed(list(ramps.values()))}, picture)
+    return Measured({**figures, "failed": _failed(list(ramps.values()))}, _by_sources(ramps))
 
 
 @claim(
@@ -76,13 +74,15 @@ def ramp_start(conditions: Conditions) -> Measured:
 def local_cache_ramp(conditions: Conditions) -> Measured:
     """λScale §7.3, Figure 10."""
     figures: dict[str, float] = {"failed": 0}
+    curves: list[Curve] = []
     for name, scene in _IN_MEMORY.items():
         ours, peer = (play(scene, system, conditions.seed) for system in (_TEAMS, "allcache"))
         nodes = scene.hosts
         figures[f"ratio_{name}"] = peer.firsts_ns[nodes - 1] / ours.firsts_ns[nodes - 1]
         figures[f"first_ratio_{name}"] = peer.firsts_ns[0] / ours.firsts_ns[0]
         figures["failed"] += _failed([ours, peer])
-    return Measured(figures)
+        curves += _beside(f"{name}, ", ours, peer)
+    return Measured(figures, _first_tokens(curves))
 
 
 @claim(
@@ -103,7 +103,8 @@ def tail_from_memory(conditions: Conditions) -> Measured:
     ours, peer = (play(scene, system, conditions.seed) for system in (_TEAMS, "allcache"))
     ours_s = ours.percentile_s(90)
     figures = {"ours_s": ours_s, "ratio": peer.percentile_s(90) / ours_s}
-    return Measured({**figures, "failed": _failed([ours, peer])})
+    picture = _first_tokens(_beside("", ours, peer))
+    return Measured({**figures, "failed": _failed([ours, peer])}, picture)
 
 
 @claim(
@@ -126,7 +127,7 @@ def throughput_by_sources(conditions: Conditions) -> Measured:
     for k, ramp in ramps.items():
         figures[f"firsts_{k}"] = sum(ns <= until_ns for ns in ramp.firsts_ns)
         figures[f"added_{k}"] = ramp.added
-    return Measured(figures)
+    return Measured(figures, _by_sources(ramps))
 
 
 @claim(
@@ -159,6 +160,22 @@ def pipeline_generation(conditions: Conditions) -> Measured:
 
 def _ramps(conditions: Conditions) -> dict[int, Ramp]:
     return {k: play(Scene(k), _TEAMS, conditions.seed) for k in _COUNTS}
+
+
+def _by_sources(ramps: Mapping[int, Ramp]) -> Picture:
+    return _first_tokens([Curve(f"k = {k}", _line(ramp)) for k, ramp in ramps.items()])
+
+
+def _beside(prefix: str, ours: Ramp, peer: Ramp) -> list[Curve]:
+    """Of teams and of ServerlessLLM."""
+    return [
+        Curve(f"{prefix}teams", _line(ours)),
+        Curve(f"{prefix}ServerlessLLM", _line(peer)),
+    ]
+
+
+def _first_tokens(curves: Sequence[Curve]) -> Picture:
+    return Picture("First tokens from the burst on", "time (s)", "first tokens", tuple(curves))
 
 
 def _line(ramp: Ramp) -> tuple[tuple[float, float], ...]:
