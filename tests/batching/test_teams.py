@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from live_parts import Node, Target
-from live_worlds import SOURCE, LiveWorld
+from live_parts import Node
+from live_worlds import SOURCE
+from team_worlds import ENDS, LAYERS, TeamWorld
 from test_decode_giver import cancel, disown
 
 from effort import examples
@@ -23,79 +23,6 @@ from livescale.batching.runs.batcher import BatcherConfig
 from livescale.batching.runs.run import Run, Segment
 from livescale.values.routes import Partner, Team, TeamMember
 from livescale.values.types import LayerSpan, SamplingParams, WorkerRef
-
-CONFIG = BatcherConfig(64, 4, 64, 16, growth_tokens=4)
-LAYERS = 6
-
-
-class TeamWorld(LiveWorld):
-    """An instance that has everything, and members that get layers in any order. From `start_ns`
-    on they are a team, from `stop_ns` on each has all layers. Some are told of the team so much
-    later (`late_ns` by member), or never (None)."""
-
-    def __init__(
-        self,
-        cuts: Sequence[int],
-        *,
-        config: BatcherConfig = CONFIG,
-        smallest: BatcherConfig | None = None,
-        delays: Sequence[int] = (5,),
-        start_ns: int = 0,
-        stop_ns: int = 50_000,
-        team_kv: bool = True,
-        late_ns: Sequence[int | None] = (),
-    ) -> None:
-        configs = [config] * (len(cuts) + 1)
-        if smallest is not None:
-            configs[-1] = smallest
-        targets = [Target((), c, "stop-the-world", has_source=False) for c in configs]
-        limits = LiveLimits(answer_ns=100_000, team_end="move" if team_kv else "anew")
-        super().__init__(LAYERS, CONFIG, targets, limits, delays=delays, gateway_ns=3)
-        self.members = [ref for ref in self.nodes if ref != SOURCE]
-        spans = [LayerSpan(a, b) for a, b in pairwise((0, *cuts, LAYERS + 2))]
-        partners = [Partner(ref.worker + 1, ref) for ref in self.members]
-        members = [TeamMember(p, span) for p, span in zip(partners, spans, strict=True)]
-        self.team = Team(1, tuple(members))
-        late = dict(zip(self.members, late_ns, strict=False))
-        #: when each has been told at the latest: orders to one member keep their order
-        self.told_ns = {ref: start_ns + (late.get(ref, 0) or 0) for ref in self.members}
-        for ref, span in zip(self.members, spans, strict=True):
-            self.at(start_ns, partial(self.gets, ref, span))
-            if late.get(ref, 0) is not None:
-                join = partial(self.between, ref, partial(self.join, ref, self.team))
-                self.at(self.told_ns[ref], join)
-            whole = partial(self.between, ref, partial(self.whole, ref))
-            self.at(max(stop_ns, self.told_ns[ref] + 1), whole)
-
-    @property
-    def leader(self) -> WorkerRef:
-        return self.team.leader.worker
-
-    def gets(self, ref: WorkerRef, span: LayerSpan) -> None:
-        serving = self.nodes[ref].serving
-        if serving is not None:
-            # The last first: nothing asks for a prefix.
-            for layer in reversed(range(span.start, span.stop)):
-                serving.layer_came(layer)
-
-    def between(self, ref: WorkerRef, action: partial[None]) -> None:
-        self._between_runs(self.nodes[ref], action)
-
-    def join(self, ref: WorkerRef, team: Team | None) -> None:
-        serving = self.nodes[ref].serving
-        if serving is not None:
-            serving.join(team)
-
-    def join_if_loading(self, ref: WorkerRef, team: Team | None) -> None:
-        serving = self.nodes[ref].serving
-        if serving is not None and not serving.inner.is_full and serving.side.team is not None:
-            self.join(ref, team)
-
-    def whole(self, ref: WorkerRef) -> None:
-        serving = self.nodes[ref].serving
-        if serving is not None:
-            serving.layers_arrived(LAYERS + 2)
-            serving.join(None)
 
 
 def ran(world: TeamWorld) -> dict[WorkerRef, Counter[LayerSpan]]:
@@ -130,7 +57,7 @@ lates = st.lists(st.sampled_from([0, 0, 0, 0, 200, 3_000, 150_000, None]), max_s
     st.integers(0, 3_000),
     st.integers(0, 30_000),
     st.booleans(),
-    st.booleans(),
+    st.sampled_from(ENDS),
     lates,
 )
 @settings(max_examples=examples(400), deadline=None)
@@ -143,11 +70,12 @@ def test_whatever_happens_tokens_are_right_and_kv_is_freed(
     start_ns: int,
     more_ns: int,
     is_shared: bool,
-    team_kv: bool,
+    end: tuple[str, int],
     late_ns: list[int | None],
 ) -> None:
-    """Members, the leader and links between them are lost, loads fail, clients go, the team ends,
-    at any time; one member has less room than the others, and some are told late or never."""
+    """Members, the leader, the instance beside them and links are lost, loads fail, clients go, the
+    team ends, at any time; one member has less room than the others, and some are told late or
+    never."""
     smallest = BatcherConfig(max(smallest_blocks, 16), 4, 64, 16, growth_tokens=4)
     world = TeamWorld(
         cuts,
@@ -155,7 +83,7 @@ def test_whatever_happens_tokens_are_right_and_kv_is_freed(
         delays=delays,
         start_ns=start_ns,
         stop_ns=start_ns + more_ns,
-        team_kv=team_kv,
+        end=end,
         late_ns=late_ns,
     )
     found = ran(world)
@@ -175,7 +103,7 @@ def test_whatever_happens_tokens_are_right_and_kv_is_freed(
     for at_ns, what, which, other in happens:
         ref, second = refs[which % len(refs)], refs[other % len(refs)]
         if what == "lose":
-            world.at(at_ns, partial(world.lose, ref))
+            world.at(at_ns, partial(world.lose, [*world.nodes][which % len(world.nodes)]))
         elif what == "cut" and ref != second:
             world.at(at_ns, partial(world.cut, ref, second))
         elif what == "cancel":
@@ -361,7 +289,7 @@ def test_embeddings_wait_for_the_end_of_the_load() -> None:
 def test_at_the_end_of_a_team_no_token_comes_twice_and_none_is_lost(team_kv: bool) -> None:
     """Half of what has not ended goes on at the leader; the other half at the other member, with
     KV of both, or elsewhere, anew."""
-    world = TeamWorld([4], stop_ns=3_000, team_kv=team_kv)
+    world = TeamWorld([4], stop_ns=3_000, end=ENDS[0 if team_kv else 1])
     found = ran(world)
     prompts: Counter[WorkerRef] = Counter()
     watch = world.watch

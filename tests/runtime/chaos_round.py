@@ -51,8 +51,9 @@ PAIR_FAULTS = ("helped", "helper", "umpire")
 ROLE_FAULTS = ("decoder", "prefiller", "matchmaker")
 """Who decodes what was just computed elsewhere, who has computed that, and the controller."""
 HANDOVER_FAULTS = (*PAIR_FAULTS, *ROLE_FAULTS)
-TEAM_FAULTS = ("leader", "member", "coach", "visit")
-"""Who leads the last team, another member, the controller, and a member's link."""
+TEAM_FAULTS = ("leader", "member", "coach", "visit", "team_source")
+"""Who leads the last team, another member, the controller, a member's link, and who sends the team
+its parameters."""
 LOAD_FAULTS = ("source", "link", "middle", "agent", "tail", "host", "controller")
 WHOLE_FAULTS = (*LOAD_FAULTS, *HANDOVER_FAULTS, *TEAM_FAULTS)
 STREAMS = 30
@@ -100,6 +101,8 @@ class ChaosPool:
     pipelines_hit: int = 0
     #: the last one in this round
     _team: Team | None = None
+    #: made in this round
+    _plans: list[ScalePlan] = field(default_factory=list)
     #: of the last one in this round: who took it over, and from whom
     _pair: tuple[WorkerRef, WorkerRef] | None = None
     _targets: dict[InstanceId, WorkerRef] = field(default_factory=dict)
@@ -126,7 +129,7 @@ class ChaosPool:
         """Everything ends, all tokens are right, and the pool is whole again. Says what was hit."""
         rng = random.Random(seed)
         self._new_plans()
-        self._pair, self._team = None, None
+        self._pair, self._team, self._plans = None, None, []
         if fault == ADDED:
             set_replicas(self.pool, FEWER)
             wait_for_replicas(self.pool, FEWER, self.stages, f"each stage has {FEWER}")
@@ -214,7 +217,9 @@ class ChaosPool:
                 self.teams_formed += 1
             elif isinstance(word, BatchTaken):
                 self._pair = word.worker, self._targets[word.target]
-        return [w.plan for w in words if isinstance(w, PlanMade) and w.instances]
+        plans = [w.plan for w in words if isinstance(w, PlanMade) and w.instances]
+        self._plans += plans
+        return plans
 
     def _marks(self) -> str:
         """What the round did to the loads."""
@@ -254,6 +259,11 @@ class ChaosPool:
         if fault == "coach":
             return self._kill(["controller"])
         workers = [member.partner.worker for member in self._team.members]
+        if fault == "team_source":
+            plans = [p for p in self._plans if any(load.receiver in workers for load in p.loads)]
+            victim = _victim("source", plans[-1], rng)
+            assert victim is not None
+            return self._kill([_name(victim)])
         if fault == "visit":
             return await self._cut(rng.choice(workers), rng.uniform(0.1, 3.0))
         return self._kill([_name(workers[0] if fault == "leader" else rng.choice(workers[1:]))])
