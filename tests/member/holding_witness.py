@@ -69,6 +69,8 @@ class Seen:
     is_whole: bool = False
     #: it serves no more
     is_spare: bool = False
+    #: as who moved them counted
+    received_bytes: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -97,11 +99,6 @@ class Seen:
         beyond = tuple(sorted(n for n in self.arrived if n > self.watermark))
         beyond = () if self.is_whole else beyond
         return HoldingReport(order, self.watermark, self.is_whole, self.is_spare, beyond)
-
-    @property
-    def received_bytes(self) -> int:
-        """What has come by its order."""
-        return self.size_bytes if self.order.spare is None else 0
 
 
 class HoldingWitness:
@@ -202,6 +199,8 @@ class HoldingWitness:
             seen.troubles.append(trouble)
             self._troubles[trouble] += 1
         else:
+            if isinstance(news, AllCame):
+                seen.received_bytes = news.received_bytes
             seen.is_whole = isinstance(news, RateMeasured) or not seen.is_measured
 
     # -- effects, in order ------------------------------------------------------------------------

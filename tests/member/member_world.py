@@ -213,7 +213,7 @@ class Shell:
                 layer = transfer.missing.pop(place % len(transfer.missing))
                 self.inbox.append(LayerCame(plan, layer))
                 if not transfer.missing:
-                    self.inbox.append(AllCame(plan))
+                    self.inbox.append(AllCame(plan, 1000 + plan))
 
     # -- effects ----------------------------------------------------------------------------------
 

@@ -163,7 +163,7 @@ class AgentPlay:
             self.inbox.append(LayerCame(plan, missing.pop(layer % len(missing))))
             if not missing:
                 del self.missing[plan]
-                self.inbox.append(AllCame(plan))
+                self.inbox.append(AllCame(plan, 1000 + plan))
 
     def _fail(self, place: int) -> None:
         if self.missing:

@@ -301,7 +301,7 @@ def ready(plan: PlanId) -> ExecutorReady:
 def arrive(worker: Member, plan: PlanId) -> list[Effect]:
     """Every layer comes."""
     layers = [LayerCame(plan, layer) for layer in range(len(LAYER_BYTES))]
-    return worker.step(2, [*layers, AllCame(plan)])
+    return worker.step(2, [*layers, AllCame(plan, sum(LAYER_BYTES))])
 
 
 def lone_worker() -> Member:

@@ -51,6 +51,7 @@ SPAN = LayerSpan(0, len(LAYER_BYTES))
 BLOCKS, BLOCK_TOKENS = 7, 4
 DUTY = Duty(INSTANCE, (OWN,))
 HOLDING = HoldingId(1, OWN)
+ALL_CAME = AllCame(1, sum(LAYER_BYTES))
 ATTEMPTS = st.tuples(st.sampled_from(("a", "b", "c")), st.integers(1, 3))
 Attempt = tuple[RequestId, int]
 
@@ -123,7 +124,7 @@ class Witness:
 
     def load(self, *, measures: bool = False) -> None:
         self.begin(measures=measures)
-        self.step(*(LayerCame(1, layer) for layer in range(SPAN.stop)), AllCame(1))
+        self.step(*(LayerCame(1, layer) for layer in range(SPAN.stop)), ALL_CAME)
 
     def submit(self, attempt: Attempt, tokens: int = 2, **more: object) -> None:
         spec = SequenceSpec(*attempt, (5, 6), SamplingParams(tokens), **more)  # type: ignore[arg-type]

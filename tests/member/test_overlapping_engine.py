@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_other_engine import BLOCKS, DUTY, HOLDING, INSTANCE, OWN, PEER, SPAN, Witness
+from test_other_engine import ALL_CAME, BLOCKS, DUTY, HOLDING, INSTANCE, OWN, PEER, SPAN, Witness
 
 from livescale.batching.contract.live_messages import Offer
 from livescale.batching.runs.run import BatchKey
@@ -18,7 +18,6 @@ from livescale.member.effects import (
     RefuseOrder,
 )
 from livescale.member.inputs import (
-    AllCame,
     ControllerMet,
     FeedEnded,
     FetchFailed,
@@ -83,7 +82,7 @@ def test_a_step_that_waits_gets_its_layers_whatever_else_waits(
         assert not any(isinstance(effect, GiveRunUp) for effect in world.effects)
     troubles = [event for event in world.reports() if isinstance(event, FeedFailed)]
     assert len(troubles) >= meanwhile.count("feed")
-    world.step(AllCame(1))
+    world.step(ALL_CAME)
     while world.in_flight is not None:
         world.run()
     assert [name for name, _, _ in world.ended()] == ["a"]
@@ -94,7 +93,7 @@ def test_a_step_that_waits_gets_its_layers_whatever_else_waits(
 def test_requests_are_taken_from_the_beginning_on() -> None:
     world = begun()
     assert any(isinstance(event, LiveStarted) for event in world.reports())
-    world.step(*(LayerCame(1, layer) for layer in range(1, SPAN.stop)), AllCame(1))
+    world.step(*(LayerCame(1, layer) for layer in range(1, SPAN.stop)), ALL_CAME)
     world.run()
     world.run()
     assert world.ended() == [("a", 1, Outcome.FINISHED)]
@@ -122,7 +121,7 @@ def test_a_step_that_was_given_up_for_an_order_that_is_refused_is_begun_again() 
     assert any(isinstance(effect, RefuseOrder) for effect in world.effects)
     assert world.in_flight is not None
     assert [spec.request for spec in world.in_flight.taken] == ["a"]
-    world.step(*(LayerCame(1, layer) for layer in range(1, SPAN.stop)), AllCame(1))
+    world.step(*(LayerCame(1, layer) for layer in range(1, SPAN.stop)), ALL_CAME)
     world.run()
     world.run()
     assert world.ended() == [("a", 1, Outcome.FINISHED)]
@@ -134,7 +133,7 @@ def test_what_a_step_waited_says_nothing_of_the_rate() -> None:
     world.begin(duty=OVERLAP, measures=True)
     world.step(LayerCame(1, 0))
     world.submit(("a", 1), tokens=1)
-    world.step(*(LayerCame(1, layer) for layer in range(1, SPAN.stop)), AllCame(1))
+    world.step(*(LayerCame(1, layer) for layer in range(1, SPAN.stop)), ALL_CAME)
     world.run()
     rates = [event for event in world.reports() if isinstance(event, CapacityMeasured)]
     assert not rates
@@ -147,7 +146,7 @@ def test_what_a_step_waited_says_nothing_of_the_rate() -> None:
 def test_one_without_work_is_measured_before_it_serves() -> None:
     world = Witness()
     world.begin(duty=OVERLAP, measures=True)
-    world.step(*(LayerCame(1, layer) for layer in range(SPAN.stop)), AllCame(1))
+    world.step(*(LayerCame(1, layer) for layer in range(SPAN.stop)), ALL_CAME)
     world.step(RateMeasured(1, 1000))
     rates = [event for event in world.reports() if isinstance(event, CapacityMeasured)]
     assert rates == [CapacityMeasured("other", "m", 1000, BLOCKS)]

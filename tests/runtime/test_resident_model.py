@@ -11,7 +11,12 @@ from thread_workers import ThreadWorker, all_from, introduce_all
 
 from livescale.engine.files.model_files import read_manifest
 from livescale.engine.oracle import GreedyOracle
-from livescale.messages.events import FirstByteArrived, HoldingDropped, LayerArrived
+from livescale.messages.events import (
+    FirstByteArrived,
+    HoldingCompleted,
+    HoldingDropped,
+    LayerArrived,
+)
 from livescale.values.types import Manifest
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -40,6 +45,8 @@ def load_and_release(
     target.load(instance, manifest, all_from(manifest, source.ref), plan=instance)
     words = check_loaded(target, manifest)
     received_bytes = target.data_plane.usage().parameter_received_bytes - before
+    assert isinstance(words[-1], HoldingCompleted)
+    assert words[-1].received_bytes == received_bytes
     tokens = ask(target, f"r{instance}", instance, PROMPT, 4)
     target.release(instance)
     target.heard(lambda word: isinstance(word, HoldingDropped))

@@ -56,6 +56,7 @@ class Hearer:
         self.started_ns: int | None = None
         self.completed_ns: int | None = None
         self.layers: dict[int, int] = {}
+        self.received_bytes: int | None = None
         self.failed: list[tuple[WorkerRef, bool]] = []
 
     def put(self, news: inputs.MemberInput) -> None:
@@ -70,6 +71,7 @@ class Hearer:
         elif isinstance(news, inputs.AllCame):
             assert self.completed_ns is None, "a load ends once"
             self.completed_ns = now_ns
+            self.received_bytes = news.received_bytes
         else:
             assert isinstance(news, inputs.FeedEnded), news
             self.failed.append((news.upstream, news.is_stalled))

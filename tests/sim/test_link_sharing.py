@@ -239,6 +239,8 @@ def test_a_corrupt_layer_is_fetched_again_and_not_told() -> None:
     play.clock.at(play.start_ns + 500, lambda: play.transfers.corrupt(1))
     play.run()
     assert play.hearers[W[1]].completed_ns == play.start_ns + 3000
+    assert play.hearers[W[1]].received_bytes == 3000
+    assert play.hearers[W[2]].received_bytes == 1000 + 3000, "the layer came twice"
     assert play.hearers[W[2]].failed == []
     assert play.hearers[W[2]].layers[0] == play.start_ns + 1100 + 1000
     assert play.hearers[W[2]].completed_ns == play.start_ns + 1100 + 1000 + 2000

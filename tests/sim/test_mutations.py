@@ -6,6 +6,7 @@ beside it, which is stated from the outside; unbroken, the same seeds pass (`tes
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import re
@@ -68,6 +69,7 @@ from livescale.messages.commands import (
     Drain,
     DropHolding,
     ModelGone,
+    ScaleDecided,
     StartHolding,
 )
 from livescale.messages.events import (
@@ -260,6 +262,27 @@ def the_last_that_serves_may_go(patch: pytest.MonkeyPatch) -> None:
         return len(self._pairings.unpaired(state.part))
 
     patch.setattr(Scaling, "_drainable", broken)
+
+
+def stages_give_one_more_than_they_may(patch: pytest.MonkeyPatch) -> None:
+    """Whatever their least number is."""
+    shrink = Scaling._shrink
+
+    def broken(self: Scaling, wish: Wish) -> Sequence[AnyCommand]:
+        if wish.state.spec.stage is not None:
+            wish = dataclasses.replace(wish, wanted=max(wish.wanted - 1, 0))
+        return shrink(self, wish)
+
+    patch.setattr(Scaling, "_shrink", broken)
+
+
+def stages_grow_without_their_numbers(patch: pytest.MonkeyPatch) -> None:
+    notice = Wish.notice
+
+    def broken(self: Wish, before: int, after: int, reason: str) -> ScaleDecided:
+        return msgspec.structs.replace(notice(self, before, after, reason), values={})
+
+    patch.setattr(Wish, "notice", broken)
 
 
 def drains_are_kept_secret(patch: pytest.MonkeyPatch) -> None:
@@ -691,6 +714,8 @@ MUTATIONS = [
     Mutation(one_rank_counts_for_all, "complete models serve", 0),
     Mutation(draining_instances_get_requests, "draining instances get no requests", 7),
     Mutation(the_last_that_serves_may_go, "the last instance that serves stays", 7),
+    Mutation(stages_give_one_more_than_they_may, "stages keep their least number", 38),
+    Mutation(stages_grow_without_their_numbers, "a stage that grows says why", 20),
     Mutation(drains_are_kept_secret, "states change along the table", 0),
     Mutation(the_first_layer_is_taken_for_the_last, "complete models serve", 0),
     Mutation(host_memory_seems_endless, "holdings fit their member's memory", 31),

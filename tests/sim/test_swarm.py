@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from effort import examples, mostly_long
+from livescale.config.variation import variation_weights
 from livescale.main import main
 from livescale.sim.base.run_notes import SimResult
 from livescale.sim.swarm.fabrics import with_fabric
@@ -22,6 +23,7 @@ from livescale.sim.swarm.seeds import (
 from livescale.sim.swarm.worlds import SwarmWorld, draw_flat_world
 from livescale.telemetry.record.record import read_record
 from livescale.telemetry.replay import replay
+from livescale.values.scaling_policies import StagesByQueue, StagesByRate
 from livescale.values.types import Outcome
 
 SEEDS = 50
@@ -99,6 +101,25 @@ def test_worlds_are_of_many_kinds() -> None:
     ):
         assert any(getattr(fault, kind) for fault in faults), kind
     assert any(fault.late_permille and fault.lost_permille for fault in faults)
+
+
+def test_stages_scale_in_many_ways() -> None:
+    worlds = [draw_world(seed).config.policies for seed in range(1000)]
+    stages = [next((p for p in world if p.spec.stage is not None), None) for world in worlds]
+    policies = [stage.scaling for stage in stages if stage is not None]
+    by_queue = [policy for policy in policies if isinstance(policy, StagesByQueue)]
+    assert len(by_queue) < len(policies)
+    assert any(isinstance(policy, StagesByRate) for policy in policies)
+    assert {policy.weights for policy in by_queue} == {None, variation_weights()}
+    for cores in (True, False):
+        of_kind = [policy for policy in by_queue if (policy.cores is not None) == cores]
+        assert any(policy.replicas_total is None for policy in of_kind)
+        assert any(policy.replicas_total is not None for policy in of_kind)
+
+
+def test_only_worlds_with_stages_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["swarm", "--stages", "--seeds", "2", "--jobs", "1"]) == 0
+    assert "2 of 2 seeds, 0 violations" in capsys.readouterr().out
 
 
 def test_every_model_can_come_to_an_instance_beside_the_least_numbers_of_the_others() -> None:

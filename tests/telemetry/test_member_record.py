@@ -191,10 +191,10 @@ def test_an_unfinished_last_line_is_left_out(busiest: list[bytes], tmp_path: Pat
         (b"", "the record has no run line"),
         (b'{"kind":"member"', "the record has no run line"),
         (
-            b'{"kind":"member","version":9}\n',
-            "version 9 of a worker's or agent's record. This program reads",
+            b'{"kind":"member","version":10}\n',
+            "version 10 of a worker's or agent's record. This program reads",
         ),
-        (b'{"kind":"member","version":8}\n', r"jsonl:1: not a line of a member's record: .*`ref`"),
+        (b'{"kind":"member","version":9}\n', r"jsonl:1: not a line of a member's record: .*`ref`"),
         (b"what\n", "jsonl:1: not a line of a record"),
     ],
 )

@@ -77,9 +77,10 @@ class LayerCame(Value, frozen=True, tag=True):
 
 
 class AllCame(Value, frozen=True, tag=True):
-    """Every layer is there."""
+    """Every layer is there. `received_bytes` as in HoldingCompleted."""
 
     plan: PlanId
+    received_bytes: int
 
 
 class FetchFailed(Value, frozen=True, tag=True):

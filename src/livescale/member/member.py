@@ -263,7 +263,12 @@ class Member:
         if instance is not None:
             self._ranks.has(instance, holding.watermark, holding.beyond)
 
-    def _all_came(self, holding: ModelHolding, _: inputs.AllCame | None = None) -> None:
+    def _all_came(self, holding: ModelHolding, news: inputs.AllCame) -> None:
+        holding.received_bytes = news.received_bytes
+        self._is_there(holding)
+
+    def _is_there(self, holding: ModelHolding) -> None:
+        """Every layer is: the holding is whole, once its instance has been measured."""
         assert holding.watermark == holding.order.span.stop, f"{holding} is not whole"
         if self.instance is not None and self.instance.is_to_be_measured:
             self._emit(effects.Measure(holding.id.plan, self.instance.capacity.measured_tokens))
@@ -305,7 +310,7 @@ class Member:
             for layer in range(order.span.start, order.span.stop):
                 self._emit(effects.Materialize(layer))
             self._ranks.has(self.instance, holding.watermark)
-            self._all_came(holding)
+            self._is_there(holding)
 
     def _run_ended(self, ended: inputs.RunEnded) -> None:
         assert self.instance is not None, f"{self!r} has no instance"

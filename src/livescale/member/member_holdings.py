@@ -32,6 +32,8 @@ class ModelHolding:
     troubles: list[FeedFailed] = field(default_factory=list)
     arrived: dict[int, None] = field(default_factory=dict)
     watermark: int = field(init=False)
+    #: by its order, as who moved them counted
+    received_bytes: int = 0
     is_whole: bool = False
     #: whole, and no instance's any more
     is_spare: bool = False
@@ -75,11 +77,6 @@ class ModelHolding:
     def is_woken(self) -> bool:
         """It was made of a warm spare: everything was there when it was ordered."""
         return self.order.spare is not None
-
-    @property
-    def received_bytes(self) -> int:
-        """What had to come, of all its bytes."""
-        return 0 if self.is_woken else self.size_bytes
 
     def report(self) -> HoldingReport:
         """What a controller that knows nothing needs."""
@@ -161,6 +158,7 @@ class MemberHoldings:
         del self._of_plan[spare.id.plan]
         self._emit(effects.TakeUp(order.holding.plan, spare.id.plan, order))
         spare.order, spare.is_spare, spare.is_whole = order, False, False
+        spare.received_bytes = 0
         self._of_plan[order.holding.plan] = spare
         self.update_reports()
         return ""

@@ -267,8 +267,10 @@ class LayerArrived(Event, frozen=True):
 class HoldingCompleted(Event, frozen=True):
     """Terminal for StartHolding: every layer of its span is there and verified.
 
-    An instance can serve when all its ranks have reported so. `received_bytes` is 0 where the
-    member had the bytes before, as a warm spare.
+    An instance can serve when all its ranks have reported so. `received_bytes` came into the
+    member's memory for it, from peers or storage, as who moved them counted. What came twice (a
+    corrupt layer, a chunk whose sender was lost) counts twice; what the member had before (a warm
+    spare's bytes, resident layers) does not count.
     """
 
     holding: HoldingId

@@ -22,7 +22,7 @@ from livescale.telemetry.record.record import Line, Sink, decoded_lines
 from livescale.telemetry.record.record_parts import RecordError
 from livescale.values.types import LayerSpan, RequestId, WorkerRef
 
-MEMBER_RECORD_VERSION = 8
+MEMBER_RECORD_VERSION = 9
 
 
 class MemberLine(Line, frozen=True, tag="member", forbid_unknown_fields=True):

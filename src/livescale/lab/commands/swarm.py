@@ -11,7 +11,7 @@ import itertools
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import msgspec
 from livescale.cli.loads import write_json
 from livescale.common.errors import UserError
 from livescale.common.interpreter import spawning
+from livescale.sim.base.config import SimConfig
 from livescale.sim.swarm.seeds import SeedOutcome, draw_world, run_seed
 
 _PROGRESS_LINES = 10
@@ -34,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, metavar="ONE", help=words)
     words = "Count only worlds in which a second controller takes over while the first still runs."
     add("--takeovers", action="store_true", help=words)
+    words = "Count only worlds with a model in stages."
+    add("--stages", action="store_true", help=words)
     add("--jobs", type=int, default=2, help="Number of processes.")
     add("--json", type=Path, metavar="FILE", help="Write the figures to this file (JSON).")
 
@@ -42,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
     """0 when no rule broke, 1 when one did, 130 when interrupted before any did."""
     if arguments.seeds < 1 or arguments.jobs < 1:
         raise UserError("--seeds and --jobs must be at least 1")
-    seeds = _seeds(arguments.first, arguments.seeds, arguments.takeovers)
+    kinds = [has for name, has in _KINDS.items() if getattr(arguments, name)]
+    seeds = _seeds(arguments.first, arguments.seeds, kinds)
     if arguments.seed is not None:
         seeds = [arguments.seed]
         _print_world(arguments.seed)
@@ -65,11 +69,23 @@ def run(arguments: argparse.Namespace) -> int:
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
-def _seeds(first: int, count: int, has_takeovers: bool) -> list[int]:
-    """So many seeds, in their order; only those whose worlds have takeovers, if that is asked."""
-    if not has_takeovers:
+def _has_stages(config: SimConfig) -> bool:
+    return any(policy.spec.stage is not None for policy in config.policies)
+
+
+_KINDS: dict[str, Callable[[SimConfig], bool]] = {
+    "takeovers": lambda config: config.faults.takeovers > 0,
+    "stages": _has_stages,
+}
+"""What worlds may be counted by alone: the name of the flag, and which worlds are of the kind."""
+
+
+def _seeds(first: int, count: int, kinds: Sequence[Callable[[SimConfig], bool]]) -> list[int]:
+    """So many seeds, in their order; only those whose worlds are of these kinds."""
+    if not kinds:
         return list(range(first, first + count))
-    found = (seed for seed in itertools.count(first) if draw_world(seed).config.faults.takeovers)
+    worlds = ((seed, draw_world(seed).config) for seed in itertools.count(first))
+    found = (seed for seed, config in worlds if all(has(config) for has in kinds))
     return list(itertools.islice(found, count))
 
 

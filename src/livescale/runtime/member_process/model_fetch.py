@@ -56,6 +56,8 @@ class ModelFetch:
         self._lock = threading.Lock()
         self._present: dict[int, None] = dict.fromkeys(order.present_layers)
         self._has_begun = False
+        #: what came by feeds that were ended
+        self._earlier_bytes = 0
 
     def start(self) -> None:
         """Begin."""
@@ -78,7 +80,7 @@ class ModelFetch:
         if all(isinstance(feed.upstream, FromWorker) for feed in feeds):
             self.data_plane.amend(self.order.plan, feeds)
             return
-        self.data_plane.abort(self.order.plan)
+        self._earlier_bytes += self.data_plane.abort(self.order.plan)
         self._go_on(feeds)
 
     def stop(self) -> None:
@@ -125,7 +127,7 @@ class ModelFetch:
         self._post(inputs.LayerCame(self.order.plan, layer))
 
     def completed(self, received_bytes: int) -> None:
-        self._post(inputs.AllCame(self.order.plan))
+        self._post(inputs.AllCame(self.order.plan, self._earlier_bytes + received_bytes))
 
     def failed(self, reason: str) -> None:
         # What was ended here is no news: the fetch goes on another way, or is over.
@@ -167,6 +169,7 @@ class _Reading:
         for layer in present:
             self._filling.layer_done(layer)
         missing = {entry.layer for entry in manifest.layers} - set(present)
+        read_bytes = 0
         try:
             fetch.first_byte()
             layers = read_layers(
@@ -183,6 +186,7 @@ class _Reading:
                     if self._is_over.is_set():
                         self._filling.fail("the load was stopped")
                         return
+                    read_bytes += manifest.layers[layer].size_bytes
                     self._filling.layer_done(layer)
                     fetch.layer_arrived(layer)
         except ModelError as error:
@@ -194,7 +198,7 @@ class _Reading:
             self._filling.fail(repr(error))
             fetch.failed(f"{self._directory}: {error!r}")
         else:
-            fetch.completed(0)
+            fetch.completed(read_bytes)
 
     def _paced(self, layers: Iterator[int]) -> Iterator[int]:
         """The layers as they are read, no faster than storage is configured to be."""

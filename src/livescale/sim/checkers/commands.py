@@ -21,6 +21,8 @@ from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.key_copies import check_key_copy
 from livescale.sim.checkers.knowledge import PROGRESS, Held, Knowledge
 from livescale.sim.checkers.limits import LimitChecker
+from livescale.sim.checkers.stage_leasts import StageLeastChecker
+from livescale.sim.checkers.stage_reasons import check_stage_reasons
 from livescale.sim.checkers.stage_totals import StageTotalChecker
 from livescale.sim.checkers.turns import TurnChecker
 from livescale.values.chunks import Feed, senders
@@ -43,6 +45,7 @@ class CommandChecker:
         self.departures = DepartureChecker(self._knowledge)
         self._duties = DutyChecker(self._knowledge)
         self._totals = StageTotalChecker(self._knowledge, config.scaling)
+        self._leasts = StageLeastChecker(self._knowledge, self.departures, config.wall_ns)
         self._cores = CoreChecker(self._knowledge, config.scaling)
         self._limits = LimitChecker(self._knowledge, config)
 
@@ -77,11 +80,13 @@ class CommandChecker:
             self._failures.check(self._failed, now_ns, command)
             self.departures.check(command)
             self._cores.check(command)
+            self._leasts.check(now_ns, command)
             self._knowledge.ordered(command)
             if isinstance(command, commands.StartHolding):
                 self._check_memory(command)
                 check_key_copy(self._knowledge, self._placement, command)
         self._totals.check(ordered)
+        check_stage_reasons(self._knowledge, ordered)
         for command in ordered:
             if isinstance(command, commands.Resume):
                 self._check_resumed(command)

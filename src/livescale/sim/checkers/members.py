@@ -33,9 +33,19 @@ Missing = Callable[[WorkerRef, str, int, int], int]
 
 
 class MemberChecker:
-    """Workers and agents, over all lives of the controller."""
+    """Workers and agents, over all lives of the controller. Workers keep layers of models that they
+    gave up in `resident_bytes` at most. Layers come twice where bytes are `corruptible`."""
 
-    def __init__(self, models: Sequence[ModelPolicy], missing: Missing) -> None:
+    def __init__(
+        self,
+        models: Sequence[ModelPolicy],
+        missing: Missing,
+        *,
+        resident_bytes: int = 0,
+        corruptible: bool = False,
+    ) -> None:
+        self._resident_bytes = resident_bytes
+        self._corruptible = corruptible
         self._specs = {policy.spec.name: policy.spec for policy in models}
         self._missing = missing
         self._orders: dict[HoldingId, StartHolding] = {}
@@ -107,8 +117,7 @@ class MemberChecker:
             spec = self._specs[order.model]
             for layer in range(spec.layers):
                 self._require_whole(order, layer)
-            came_bytes = spec.size_bytes if order.spare is None else 0
-            require(event.received_bytes == came_bytes, "what was missing arrived", event)
+            self._require_bytes(order, event.received_bytes)
 
     def at_rest(self, worker: WorkerRef, kv_blocks_used: int) -> None:
         require(kv_blocks_used == 0, "no KV is in use when all is over", worker, kv_blocks_used)
@@ -165,6 +174,14 @@ class MemberChecker:
             require(not asked, "an instance with requests is not released", order, asked)
 
     # -- helpers --------------------------------------------------------------------------------
+
+    def _require_bytes(self, order: StartHolding, received_bytes: int) -> None:
+        """A load moves what its member lacked: its own model's or stage's bytes."""
+        size_bytes = self._specs[order.model].size_bytes if order.spare is None else 0
+        kept_bytes = self._resident_bytes if order.duty is not None else 0
+        is_all = received_bytes >= size_bytes - kept_bytes
+        is_own = received_bytes <= size_bytes or (self._corruptible and order.spare is None)
+        require(is_all and is_own, "what was missing arrived", order, received_bytes)
 
     def _require_whole(self, order: StartHolding, layer: int) -> None:
         missing_bytes = self._missing(order.holding.member, order.model, order.rank, layer)

@@ -88,6 +88,8 @@ class SimReception:
     tell: Callable[[inputs.MemberInput], None]
     is_timed: bool = False
     flows: list[SimFlow] = field(default_factory=list)
+    #: in whole chunks; what came twice counts twice
+    received_bytes: int = 0
     has_begun: bool = False
     #: layers that proved right; bytes of them that another flow brings as well say nothing
     came: dict[int, None] = field(default_factory=dict)
@@ -260,7 +262,9 @@ class SimFlow:
             feeder.flow.holds[self] = None
 
     def _bring(self, piece: LayerPiece) -> None:
-        self.reception.holding.missing[piece.layer] &= ~piece.chunks
+        reception = self.reception
+        reception.received_bytes += bytes_in(reception.holding.grid, piece)
+        reception.holding.missing[piece.layer] &= ~piece.chunks
         self.brought[piece.layer] = self.brought.get(piece.layer, 0) | piece.chunks
 
     def _let_go(self) -> None:

@@ -214,6 +214,7 @@ class Transfers:
         for layer in range(len(missing)):
             missing[layer] = 0
             tell(inputs.LayerCame(plan, layer))
+        reception.received_bytes = sum(reception.holding.grid.layer_bytes)
         self.moves.touch_all(self.moves.readers(reception.key))
         self._complete_if_whole(reception)
 
@@ -241,7 +242,7 @@ class Transfers:
     def _complete_if_whole(self, reception: SimReception) -> None:
         if not any(reception.holding.missing) and not reception.is_failing:
             self._end(reception)
-            reception.tell(inputs.AllCame(reception.plan))
+            reception.tell(inputs.AllCame(reception.plan, reception.received_bytes))
 
     def _fail_load(self, reception: SimReception, reason: str) -> None:
         """Nothing of it is kept: there is no other holder to ask."""

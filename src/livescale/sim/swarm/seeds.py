@@ -20,6 +20,7 @@ from livescale.sim.swarm.fabrics import with_fabric
 from livescale.sim.swarm.live import with_live
 from livescale.sim.swarm.roles import with_roles
 from livescale.sim.swarm.stage_cores import with_cores
+from livescale.sim.swarm.stage_policies import with_stage_policies
 from livescale.sim.swarm.stages import with_stages
 from livescale.sim.swarm.teams import with_teams
 from livescale.sim.swarm.worlds import SwarmWorld, draw_flat_world
@@ -64,7 +65,7 @@ def draw_narrow_world(seed: int) -> SwarmWorld:
     drawn = with_drains(additions.with_spares_ahead(additions.with_binding(drawn)))
     drawn = additions.with_takeovers(additions.with_tight_arenas(drawn))
     drawn = with_stages(with_teams(with_roles(additions.with_stays(drawn))))
-    return additions.with_schedule(with_cores(drawn))
+    return additions.with_schedule(with_stage_policies(with_cores(drawn)))
 
 
 def run_world(world: SwarmWorld, record_file: IO[bytes] | None = None) -> SimResult:

@@ -72,7 +72,12 @@ class Members:
             config.link_sharing,
         )
         self._live_link = LiveLink(clock, self.transfers.moves.serving, delays, self._hand_over)
-        self.checker = MemberChecker(config.policies, self.transfers.missing_bytes)
+        self.checker = MemberChecker(
+            config.policies,
+            self.transfers.missing_bytes,
+            resident_bytes=config.resident_bytes,
+            corruptible=config.faults.corruptions > 0,
+        )
         self._around = Surroundings(
             config=config,
             clock=clock,

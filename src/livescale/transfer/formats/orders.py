@@ -62,7 +62,8 @@ class ReceiveListener(Protocol):
         """The layer is complete in the memory and its checksum agrees. Once, in any order."""
 
     def completed(self, received_bytes: int) -> None:
-        """All layers are there; the copy is offered to others from now on."""
+        """All layers are there; the copy is offered to others from now on. So many bytes came into
+        the memory for it: those of a chunk that had to come twice count twice."""
 
     def failed(self, reason: str) -> None:
         """The order is over; nothing is written into the memory for it any more."""

@@ -166,21 +166,23 @@ class DataPlane:
         if reception is not None:
             reception.amend(feeds)
 
-    def abort(self, plan: PlanId) -> None:
+    def abort(self, plan: PlanId) -> int:
         """Nothing of the plan goes on here: its listener got "aborted", nothing is written for it,
         and wants for parts of it were refused. What still comes is thrown away.
 
         A plan that is complete, or becomes so meanwhile, stays: its copy is given to others.
 
         Bytes that a network card still writes after `withdraw_wait_s` (`writes`) are given
-        to nothing else until it has ended.
+        to nothing else until it has ended. Returns the bytes that came for what was under way.
         """
         reception = self._receptions.find(plan)
-        if reception is not None:
-            reception.fail(orders.ABORTED)
-            # Peers may read for ever from the copy of a plan that has just been completed.
-            if reception.held.is_withdrawn:
-                self._wait_unread(reception.held)
+        if reception is None:
+            return 0
+        reception.fail(orders.ABORTED)
+        # Peers may read for ever from the copy of a plan that has just been completed.
+        if reception.held.is_withdrawn:
+            self._wait_unread(reception.held)
+        return reception.received_bytes
 
     # -- giving -----------------------------------------------------------------------------------
 
