@@ -413,6 +413,8 @@ def roles(keys: str, more: str = "idle_s: 60") -> str:
         (roles("decode: {}"), "models[0].roles: prefill is missing"),
         (roles("prefill: {}, decode: {}, encode: {}"), "roles: unknown setting 'encode' (nearest"),
         (roles("prefill: {}, decode: {min: 1}"), "roles: decode: unknown setting 'min' (nearest"),
+        # Both roles have the same ranks: nothing says that they have others.
+        (roles("prefill: {tp: 2}, decode: {}"), "roles: prefill: unknown setting 'tp' (nearest"),
         (roles("prefill: {}, decode: {max_replicas: 0}"), "decode: max_replicas is 0, below"),
         (roles("prefill: {}, decode: 2"), "roles: decode must be a mapping of keys to values"),
         ("[{path: a, roles: both}]", "models[0].roles must be a mapping of keys to values, not"),

@@ -199,3 +199,62 @@ def test_without_room_elsewhere_requests_wait_with_their_kv_and_prompts_behind_t
     role(world, giving, ())
     world.play()
     world.check_end()
+
+
+def test_equal_beginnings_of_prompts_are_computed_once_and_their_kv_goes_along() -> None:
+    """A prefill instance finds them in its prefix index, also after it gave away what it computed;
+    the decode instance gets KV of all of the prompt, of which every value is checked."""
+    world, (giving,), _ = roles(1, 1)
+    computed: list[Run] = []
+
+    def watch(node: Node, run: Run) -> None:
+        if node.ref == giving:
+            computed.append(run)
+
+    world.watch = watch
+    for number in range(8):
+        prompt_ids = [*range(40), number, number]
+        world.at(10_000 * number, partial(world.request, f"r{number}", giving, prompt_ids, 6))
+    end(world)
+    assert world.moved == 8
+    first = {run.segments[0].request: run.segments[0].first_position for run in reversed(computed)}
+    assert first == {"r0": 0} | {f"r{number}": 40 for number in range(1, 8)}
+    tokens = sum(segment.token_count for run in computed for segment in run.segments)
+    assert tokens == 42 + 7 * 2
+
+
+def test_a_decode_instance_that_becomes_a_prefill_one_ends_its_requests_beside_prompts() -> None:
+    """What decodes there stays, to its end; prompts are computed there at once, and what they begin
+    decodes at the instance that is left."""
+    world, (giving,), (mutated, left) = roles(1, 2)
+    decoded: list[str] = []
+
+    def watch(node: Node, run: Run) -> None:
+        if node.ref == mutated:
+            decoded.extend(s.request for s in run.segments if s.first_position >= 12)
+
+    world.watch = watch
+    for number in range(8):
+        world.request(f"r{number}", giving, range(number, number + 12), 30)
+    while not decoded:
+        world.play_one()
+    staying = {*decoded}
+    role(world, giving, [left])
+    role(world, mutated, [left], keeps=True)
+    prompts_ns: list[int] = []
+
+    def also(node: Node, run: Run) -> None:
+        watch(node, run)
+        if node.ref == mutated and any(s.request in ("r8", "r9") for s in run.segments):
+            prompts_ns.append(world.now_ns)
+
+    world.watch = also
+    for number in range(8, 10):
+        world.request(f"r{number}", mutated, range(number, number + 12), 30)
+    world.play()
+    assert not {"r8", "r9"} & {*decoded}, "what begins here decodes elsewhere"
+    counts = {request: decoded.count(request) for request in staying}
+    assert set(counts.values()) == {29}, "to their last token: the first one came with the prompt"
+    ended_ns = min(world.transcripts[request].finished_ns for request in staying)
+    assert min(prompts_ns) < ended_ns, "prompts do not wait for them"
+    end(world)

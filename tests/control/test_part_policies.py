@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from livescale.control.policy.load_snapshot import LoadSnapshot
+from livescale.control.policy.load_snapshot import LoadSnapshot, Suggestion
 from livescale.control.policy.part_policies import PartPolicies
 from livescale.values.scaling_policies import Bounds, SloAim
 from livescale.values.types import LayerSpan, Part, Role
@@ -69,6 +69,46 @@ def test_growth_is_never_below_the_own_need_nor_beyond_that_of_twice_the_load(
     # Prefill that has more than enough does not grow.
     own, twice = (needs(1000, tokens, load)[1] for load in (decoding, 2 * decoding))
     assert own <= decode <= twice
+
+
+@pytest.mark.parametrize(
+    ("tokens", "at_least", "at_most"),
+    [(400, 1, 1), (401, 1, 2), (800, 1, 2), (801, 2, 3), (2000, 3, 5), (4000, 5, 10)],
+)
+def test_both_parts_have_links_for_the_kv_that_comes(
+    tokens: int, at_least: int, at_most: int
+) -> None:
+    """Links of 1,000 tokens per second each: at most 800 permille of one are in use before another
+    instance comes, and at least 400 before one goes. Compute is no bound here: 4,000 tokens are
+    less than half of what a prefill instance does, and nothing decodes."""
+    for part, found in suggested(tokens, kv_tokens_per_s=1000).items():
+        assert (found.at_least, found.at_most) == (at_least, at_most), part
+        # One instance has other reasons: it computes the prompts.
+        assert (at_least == 1 and part is PREFILL) or found.reason == "kv_rate"
+
+
+def test_links_that_are_not_known_or_wide_enough_decide_nothing() -> None:
+    for rate, decode in ((None, 0), (100 * RATE, 1)):
+        found = suggested(4 * FULL, kv_tokens_per_s=rate)
+        assert (found[PREFILL].at_least, found[PREFILL].reason) == (4, "token_rate")
+        assert found[DECODE].at_least == decode
+
+
+def suggested(tokens: int, kv_tokens_per_s: int | None) -> dict[Part, Suggestion]:
+    """Of ten instances each, when so many prompt tokens came in the last second, and nothing
+    decodes."""
+    load = LoadSnapshot(
+        instances=10,
+        window_tokens=tokens,
+        window_ns=1_000_000_000,
+        queued_prefill_tokens=0,
+        kv_blocks_used=0,
+        prefill_tokens_per_s=RATE,
+        kv_blocks=None,
+        places=PLACES,
+        kv_tokens_per_s=kv_tokens_per_s,
+    )
+    return PartPolicies(Bounds()).suggest({PREFILL: load, DECODE: load})
 
 
 def test_decode_that_was_needed_lately_stays_for_a_while() -> None:

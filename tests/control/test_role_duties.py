@@ -26,12 +26,13 @@ from stories import (
 )
 
 from livescale.control.controller import Controller
-from livescale.messages.commands import AnyCommand, ChangeDuty, Dispatch, DropHolding
+from livescale.messages.commands import AnyCommand, ChangeDuty, Dispatch, Drain, DropHolding
 from livescale.messages.events import (
     AnyEvent,
     BatchTaken,
     HoldingDropped,
     MembersLeave,
+    ModelChanged,
     RequestEnded,
     WorkerJoined,
     WorkerLost,
@@ -66,7 +67,7 @@ def controller_of(
 
 def serves(number: int, role: Role) -> list[AnyEvent]:
     """A worker joins with an instance of an earlier controller's life."""
-    order = load_order(101 + number, W[number], 101 + number, None)
+    order = load_order(101 + number, WorkerRef(number), 101 + number, None)
     assert order.duty is not None
     order = msgspec.structs.replace(order, duty=msgspec.structs.replace(order.duty, role=role))
     return [rejoined(report(order), nic(DEVICE)), reported(101 + number)]
@@ -124,6 +125,25 @@ def test_prefill_instances_give_to_all_decode_instances() -> None:
         assert route.workers == (route.first.worker,), "only who computes prompts counts"
     # The order of an earlier life is known now: nothing is told twice.
     assert duties(step(controller, 1)) == {}
+
+
+def test_a_prefill_instance_gives_to_the_sixteen_with_most_room() -> None:
+    """Each offer goes to all of them. Those that it knows stay, and where one is lost the next one
+    takes its place."""
+    limits = (RoleLimits(Role.PREFILL, 1, 1), RoleLimits(Role.DECODE, 18, 18))
+    controller = make_controller(19, models=(make_policy(least=19, most=19, roles=limits),))
+    events = [e for n in range(19) for e in serves(n, Role.DECODE if n else Role.PREFILL)]
+    full, fuller = (
+        msgspec.structs.replace(reported(number), kv_blocks_used=used)
+        for number, used in ((103, 20), (104, 30))
+    )
+    told = duties(step(controller, 0, *events, full, fuller))
+    emptiest = [102, *range(105, 120)]
+    assert told == {101: (Role.PREFILL, tuple(emptiest))}
+    fullest = msgspec.structs.replace(reported(102), kv_blocks_used=90)
+    assert duties(step(controller, 1, fullest)) == {}, "those that it knows stay"
+    told = duties(step(controller, 2, WorkerLost(WorkerRef(10), "it died")))
+    assert told == {101: (Role.PREFILL, (*(n for n in emptiest if n != 111), 103))}
 
 
 def test_an_instance_of_several_ranks_drains_without_its_first_worker() -> None:
@@ -258,6 +278,36 @@ def test_decode_grows_by_mutation_of_what_prefill_can_spare() -> None:
     assert duties(step(controller, MS, busy_decode(103, 99))) == {}
 
 
+@pytest.mark.parametrize("spares", [0, 1])
+def test_what_prefill_can_spare_goes_over_and_neither_wakes_nor_loads_anything(spares: int) -> None:
+    """A worker is free, or has a warm spare: one part wants an instance, the other would drain one
+    in a moment, and the mutation is the answer to both."""
+    controller = make_controller(4, models=(policy(),), warm_spares="recent")
+    roles = (Role.PREFILL, Role.PREFILL, Role.DECODE)
+    events = [e for n, role in enumerate(roles) for e in serves(n, role)]
+    order = load_order(104, W[3], 104, None)
+    held = msgspec.structs.replace(report(order), is_spare=True)
+    spare = [rejoined(held, nic(DEVICE))] if spares else joined(W[3])
+    step(controller, 0, *events, *spare)
+    commands = step(controller, MS, busy_decode(103, 99))
+    assert duties(commands) == {102: (Role.DECODE, ()), 101: (Role.PREFILL, (103, 102))}
+    assert loads_of(commands) == []
+    assert [controller.fleet.tally(part).capacity for part in (PREFILL, DECODE)] == [1, 2]
+
+
+def test_changed_limits_move_an_instance_and_drain_none() -> None:
+    """It is told to one part that it has too many, and to the other that it has too few."""
+    controller = controller_of([Role.PREFILL, Role.PREFILL, Role.DECODE], 4, least=(2, 1))
+    # Prompts for both of the instances that one part is to have fewer of.
+    step(controller, MS, *(arrived(f"r{n}", 90) for n in range(8)))
+    limits = (RoleLimits(Role.PREFILL, 1, 1), RoleLimits(Role.DECODE, 2, 2))
+    changed = msgspec.structs.replace(policy(), instances_min=3, instances_max=3, roles=limits)
+    commands = step(controller, 2 * MS, ModelChanged(changed))
+    assert duties(commands) == {102: (Role.DECODE, ()), 101: (Role.PREFILL, (103, 102))}
+    assert not [c for c in commands if isinstance(c, Drain)]
+    assert loads_of(commands) == []
+
+
 def test_the_last_prefill_instance_stays() -> None:
     controller = controller_of([Role.PREFILL, Role.DECODE], 4)
     commands = step(controller, MS, busy_decode(102, 99))
@@ -319,6 +369,26 @@ def test_live_instances_that_help_prefill_send_no_parameters_on() -> None:
     helping = [w for w, o in orders.items() if o.duty and o.duty.gives_to]
     assert len(helping) == 1
     assert senders == {FromWorker(w) for w in (W[1], *(set(fresh) - set(helping)))}
+
+
+def test_of_two_chains_each_end_helps_a_prefill_instance() -> None:
+    """With two decode instances, whose ways out are free (targets: B38): a chain from each, and
+    both new instances help, since neither sends parameters on."""
+    live = {"live_order": "zigzag", "live_over_ns": 0, "pairs": None, "mutations": False}
+    roles = (Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE)
+    controller = controller_of(roles, 6, least=(2, 2), multicast="auto", **live)
+    for worker in W[4:6]:
+        step(controller, 1, WorkerLost(worker, "anew"))
+    fresh = [WorkerRef(n, 1) for n in (4, 5)]
+    step(controller, 2, *(WorkerJoined(worker, nic(DEVICE)) for worker in fresh))
+    commands = step(controller, MS, *(arrived(f"r{n}", 90) for n in range(80)))
+    orders = {o.holding.member: o for o in loads_of(commands) if o.duty is not None}
+    assert set(orders) == set(fresh)
+    assert {o.duty.role for o in orders.values() if o.duty} == {Role.PREFILL}
+    senders = {feed.upstream for order in orders.values() for feed in order.feeds}
+    assert senders == {FromWorker(w) for w in W[2:4]}
+    helped = [p.instance for o in orders.values() if o.duty for p in o.duty.gives_to]
+    assert sorted(helped) == [101, 102]
 
 
 # -- bad values ---------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from effort import mostly_long
+from livescale.batching.live.decode_giver import DecodeGiver
 from livescale.batching.runs.batcher import Batcher
 from livescale.batching.runs.blocks import BlockPool
 from livescale.batching.runs.kv_room import KvRoom
@@ -57,6 +58,7 @@ from livescale.control.state.pool import ParameterPool
 from livescale.control.state.reads import Reads
 from livescale.control.together.drains import Drains
 from livescale.control.together.pairing import Pairings
+from livescale.control.together.roles import Roles
 from livescale.main import main
 from livescale.member.inputs import LayerCame
 from livescale.member.member import Member
@@ -83,8 +85,8 @@ from livescale.messages.events import (
     WorkerLost,
 )
 from livescale.sim.swarm.seeds import run_seed
-from livescale.values.routes import Hop, Route, Taker
-from livescale.values.types import InstanceState, PlanId, WorkerRef, gateway_of
+from livescale.values.routes import Duty, Hop, Partner, Route, Taker
+from livescale.values.types import InstanceState, PlanId, Role, WorkerRef, gateway_of
 
 SEEDS = range(400)
 
@@ -680,6 +682,40 @@ def waits_never_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Waits, "begin", lambda self, request, now_ns: None)
 
 
+def mutated_instances_go_on_giving(patch: pytest.MonkeyPatch) -> None:
+    """A prefill instance becomes a decode instance, and gives requests as before."""
+    duty = Roles._duty
+
+    def broken(self: Roles, instance: Instance) -> Duty:
+        found = duty(self, instance)
+        if found.role is Role.PREFILL:
+            return found
+        return msgspec.structs.replace(found, decodes_at=instance.duty.decodes_at)
+
+    patch.setattr(Roles, "_duty", broken)
+
+
+def decode_instances_that_load_or_drain_are_given_requests(patch: pytest.MonkeyPatch) -> None:
+    def broken(self: Roles, duty: Duty, model: ModelState) -> tuple[Partner, ...]:
+        part = model.of_role(Role.DECODE).part
+        return tuple(other.partner for other in self._fleet.of_part(part))
+
+    patch.setattr(Roles, "_decoders", broken)
+
+
+def held_requests_wait_for_decode_instances_that_left(patch: pytest.MonkeyPatch) -> None:
+    """Where no decode instance is left, requests that were offered are not resumed."""
+    decode_at = DecodeGiver.decode_at
+
+    def broken(self: DecodeGiver, partners: Sequence[Partner], *, keeps: bool = False) -> None:
+        if partners:
+            decode_at(self, partners, keeps=keeps)
+        else:
+            self._takers = {}
+
+    patch.setattr(DecodeGiver, "decode_at", broken)
+
+
 class Mutation(NamedTuple):
     """What is broken, the rule that catches it, and a seed whose world shows it soon."""
 
@@ -764,6 +800,11 @@ MUTATIONS = [
     Mutation(each_step_counts_as_the_call_that_was_asked_for, "least number of instances", 1),
     Mutation(incarnations_that_were_given_up_come_back, "joins a controller once", 0),
     Mutation(waits_never_end, "no request waits for too long", 3),
+    Mutation(mutated_instances_go_on_giving, "only prefill instances give", 11),
+    Mutation(
+        decode_instances_that_load_or_drain_are_given_requests, "takers are whole and stay", 11
+    ),
+    Mutation(held_requests_wait_for_decode_instances_that_left, "every request ends", 41),
 ]
 
 

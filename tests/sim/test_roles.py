@@ -17,12 +17,19 @@ import pytest
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.load.traces import TraceRow as Row
 from livescale.messages.commands import ChangeDuty, ScaleDecided, StartHolding
-from livescale.messages.events import BatchTaken, InstanceReported, KvTaken, RoleChanged
+from livescale.messages.events import (
+    BatchTaken,
+    HoldingCompleted,
+    InstanceReported,
+    KvTaken,
+    LiveStarted,
+    RoleChanged,
+)
 from livescale.sim.base.config import SimConfig
 from livescale.sim.base.run_notes import SimResult
 from livescale.sim.world.simulate import simulate
 from livescale.telemetry.record.record import StepLine, read_record
-from livescale.values.scaling_policies import Bounds, RoleLimits
+from livescale.values.scaling_policies import ROLES, Bounds, RoleLimits
 from livescale.values.types import HoldingId, InstanceId, Outcome, Role
 
 T = TypeVar("T")
@@ -209,18 +216,27 @@ def test_without_room_for_kv_prompts_wait_before_they_are_computed() -> None:
 
 # -- mutation -----------------------------------------------------------------------------------
 
-BURST = [*prompts(120, 40 * MS, 400, tokens=500)]
 TIGHT = Bounds(scale_down_timeout_ns=5 * S)
+BURSTS = {500: (120, 40 * MS, 400, 1500), 3000: (70, 110 * MS, 800, 20_000)}
+"""By the length of prompts how many come, how far apart, output tokens, and KV blocks of an
+instance. The longer ones are longer than a Run (`run_tokens_max`)."""
+
+
+LIVE = {"live_order": "zigzag", "live_over_ns": 0, "pairs": None}
 
 
 @functools.cache
-def grown(*, mutations: bool) -> Played:
-    """Two prefill instances and one decode instance, whose KV a burst fills; one worker more."""
-    config = config_of(4, (1, 3), (1, 3), mutations=mutations, scaling=TIGHT)
+def grown(*, mutations: bool, prompt_tokens: int = 500, is_live: bool = False) -> Played:
+    """Two prefill instances and one decode instance, whose places a burst fills; one worker
+    more."""
+    live = LIVE if is_live else {}
+    config = config_of(4, (1, 3), (1, 3), mutations=mutations, scaling=TIGHT, **live)
     roles = (RoleLimits(Role.PREFILL, 2, 3), RoleLimits(Role.DECODE, 1, 3))
     policy = msgspec.structs.replace(config.controller.models[0], roles=roles, instances_min=3)
     controller = msgspec.structs.replace(config.controller, models=(policy,))
-    return play(msgspec.structs.replace(config, controller=controller, kv_blocks=1500), BURST)
+    count, gap_ns, output_tokens, kv_blocks = BURSTS[prompt_tokens]
+    config = msgspec.structs.replace(config, controller=controller, kv_blocks=kv_blocks)
+    return play(config, prompts(count, gap_ns, output_tokens, tokens=prompt_tokens))
 
 
 def test_decode_grows_by_mutation_at_once_and_without_a_byte() -> None:
@@ -248,10 +264,11 @@ def test_decode_grows_by_mutation_at_once_and_without_a_byte() -> None:
     assert after[0] - decided_ns < 200 * MS, "the next request that is ready goes there"
 
 
-def test_instances_say_when_they_have_the_role_that_they_were_told() -> None:
-    """Once for each order, no later than after the Run that was in flight, and before the first
-    request that comes with the role."""
-    played = grown(mutations=True)
+@pytest.mark.parametrize("prompt_tokens", [*BURSTS])
+def test_instances_have_the_role_that_they_were_told_within_10_ms(prompt_tokens: int) -> None:
+    """Also where a Run of prompts takes 145 ms: after the layer that was in flight. They say so
+    once for each order, and before the first request that comes with the role."""
+    played = grown(mutations=True, prompt_tokens=prompt_tokens)
     roles, told = played.roles(), dict[HoldingId, tuple[int, Role]]()
     changed: list[tuple[int, int, RoleChanged]] = []
     for line in played.steps:
@@ -267,63 +284,122 @@ def test_instances_say_when_they_have_the_role_that_they_were_told() -> None:
                 roles[command.duty.instance] = command.duty.role
     assert changed
     assert not told
-    longest_ns = max(played.gaps_ns())
     for told_ns, has_ns, event in changed:
-        assert 0 < has_ns - told_ns <= longest_ns
+        assert 0 < has_ns - told_ns <= 10 * MS
         taken = [at for at, e in played.events(BatchTaken) if e.worker == event.holding.member]
         if event.role is Role.DECODE:
             assert has_ns <= min(at for at in taken if at > told_ns)
 
 
+def test_decode_grows_by_mutation_while_prefill_is_loaded_live_in_its_place() -> None:
+    """BlitzScale §5.4: one step orders both, decode has its instance at once, and the new prefill
+    instance takes prompts while its layers arrive."""
+    played = grown(mutations=True, is_live=True)
+    [decided_ns, *_] = [
+        at_ns
+        for at_ns, d in played.orders(ScaleDecided)
+        if d.reason == "mutation" and d.role is Role.DECODE
+    ]
+    loads = [o.holding for at_ns, o in played.orders(StartHolding) if at_ns == decided_ns]
+    assert loads
+    live_ns = {e.holding: at_ns for at_ns, e in played.events(LiveStarted)}
+    whole_ns = {e.holding: at_ns for at_ns, e in played.events(HoldingCompleted)}
+    has_role_ns = min(at_ns for at_ns, e in played.events(RoleChanged) if at_ns > decided_ns)
+    for holding in loads:
+        assert has_role_ns <= live_ns[holding] < whole_ns[holding]
+
+
 def test_mutation_beats_a_load() -> None:
-    """The same burst: with a load decode waits for 1.3 s of parameters."""
+    """The same burst: with a load decode waits for 1.3 s of parameters. What is worse for it is
+    printed beside: a prefill instance less makes first tokens later (benchmarks/RESULTS.md)."""
     with_mutation, with_load = grown(mutations=True), grown(mutations=False)
     assert [d for _, d in with_load.orders(ScaleDecided) if d.reason == "mutation"] == []
+    for name, played in (("mutation", with_mutation), ("load", with_load)):
+        requests = played.result.requests
+        ttft_ns = [line.token_ns[0] - line.queued_ns for line in requests]
+        second_ns = [line.token_ns[1] - line.token_ns[0] for line in requests]
+        print(
+            f"{name}: TBT p99 {at(990, played.gaps_ns()) / MS:.1f} ms;"
+            f" TTFT mean {sum(ttft_ns) / len(ttft_ns) / MS:.1f}, p99 {at(990, ttft_ns) / MS:.1f};"
+            f" second token p50 {at(500, second_ns) / MS:.0f}, p99 {at(990, second_ns) / MS:.0f}"
+        )
+    assert at(990, with_mutation.gaps_ns()) < at(990, with_load.gaps_ns())
 
-    def worst_pause(played: Played) -> int:
-        gaps = played.gaps_ns()
-        return gaps[len(gaps) * 99 // 100]
 
-    assert worst_pause(with_mutation) <= worst_pause(with_load)
+def at(permille: int, values_ns: list[int]) -> int:
+    """The value below which so many of them lie."""
+    return sorted(values_ns)[len(values_ns) * permille // 1000]
 
 
 # -- the ratio of prefill to decode ---------------------------------------------------------------
 
+SEEDS = range(5)
+PHASE_S = 6
+"""Longer than what was asked in one phase takes: the next phase's ratio is another one."""
+
 
 def changing_load(seed: int) -> list[Row]:
-    """Every five seconds long prompts with short answers and short prompts with long answers change
-    places; each is what half of four devices can just do."""
+    """Long prompts with short answers, short prompts with long answers, and the first again; each
+    is what three instances of four can do, and two cannot."""
     rng = random.Random(seed)
     rows: list[Row] = []
     at_s = 0.0
-    while at_s < 20:
-        is_prompts = int(at_s // 5) % 2 == 0
-        at_s += rng.expovariate(11 if is_prompts else 14)
-        prompt = rng.randint(3000, 5000) if is_prompts else rng.randint(100, 300)
-        output = rng.randint(10, 40) if is_prompts else rng.randint(500, 900)
+    while at_s < 3 * PHASE_S:
+        is_prompts = int(at_s // PHASE_S) % 2 == 0
+        at_s += rng.expovariate(8 if is_prompts else 45)
+        prompt = rng.randint(3000, 5000) if is_prompts else rng.randint(50, 150)
+        output = rng.randint(10, 40) if is_prompts else rng.randint(200, 400)
         rows.append(Row(START_NS + int(at_s * S), prompt, output))
     return rows
 
 
-def goodput(prefill: tuple[int, int], decode: tuple[int, int], rows: list[Row]) -> float:
+def goodput(prefill: tuple[int, int], decode: tuple[int, int], seed: int) -> tuple[float, int]:
     """The share of requests on four devices whose first token comes within a second, and whose
-    others come every 40 ms in the mean."""
-    config = msgspec.structs.replace(config_of(4, prefill, decode), kv_blocks=2500)
-    requests = simulate(rows, config, 1, None).requests
+    others come every 40 ms in the mean; and how many instances changed their role. All devices
+    hold the model when the load comes."""
+    config = config_of(4, prefill, decode, scaling=TIGHT, spares_ahead=True)
+    played = play(msgspec.structs.replace(config, kv_blocks=2500), changing_load(seed))
     good = 0
-    for line in requests:
+    for line in played.result.requests:
         times_ns = line.token_ns
         mean_ns = (times_ns[-1] - times_ns[0]) / max(len(times_ns) - 1, 1)
         good += times_ns[0] - line.queued_ns <= S and mean_ns <= 40 * MS
-    return good / len(requests)
+    return good / len(played.result.requests), len(played.events(RoleChanged))
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # twenty plays
 def test_a_ratio_that_moves_is_better_than_any_fixed_one() -> None:
     """P/D-Serve: prompts and outputs change places, and instances their roles."""
-    rows = changing_load(0)
-    fixed = [goodput((n, n), (4 - n, 4 - n), rows) for n in (1, 2, 3)]
-    assert goodput((1, 3), (1, 3), rows) > max(fixed)
+    means = {}
+    for limits in (*(((n, n), (4 - n, 4 - n)) for n in (1, 2, 3)), ((1, 3), (1, 3))):
+        found = [goodput(*limits, seed) for seed in SEEDS]
+        means[limits] = sum(share for share, _ in found) / len(SEEDS)
+        print(limits, f"mean {means[limits]:.4f}", found)
+    *fixed, moving = means.values()
+    assert all(changes > 0 for _, changes in found), "each seed's last play moves"
+    assert moving > max(fixed)
+
+
+# -- links -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gbit_per_s", [5, 100])
+def test_slow_links_bring_instances_that_compute_would_not(gbit_per_s: int) -> None:
+    """8,333 prompt tokens a second are what one instance of 15,000 computes; their KV has a rate of
+    8.7 Gbit/s. Over links of 5 Gbit/s, of which four fifths may be used, it needs three of each."""
+    config = config_of(6, (1, 3), (1, 3))
+    link = gbit_per_s * 125_000_000
+    devices = tuple(
+        msgspec.structs.replace(device, uplink_bytes_per_s=link, downlink_bytes_per_s=link)
+        for device in config.devices
+    )
+    played = play(msgspec.structs.replace(config, devices=devices), prompts(100, 60 * MS, 3, 500))
+    grown = [d for _, d in played.orders(ScaleDecided) if d.reason == "kv_rate"]
+    most = {
+        role: max((d.to_instances for d in grown if d.role is role), default=1) for role in ROLES
+    }
+    assert most == dict.fromkeys(ROLES, 3 if gbit_per_s == 5 else 1)
 
 
 # -- live scaling -------------------------------------------------------------------------------
@@ -332,7 +408,7 @@ def test_a_ratio_that_moves_is_better_than_any_fixed_one() -> None:
 @functools.cache
 def scaled_live(*, kv_straight: bool) -> Played:
     """A burst of prompts on one prefill instance: another one helps while it loads."""
-    config = config_of(3, (1, 2), (1, 1), live_order="zigzag", live_over_ns=0, pairs=None)
+    config = config_of(3, (1, 2), (1, 1), **LIVE)
     live = msgspec.structs.replace(config.live, kv_straight=kv_straight)
     return play(msgspec.structs.replace(config, live=live), prompts(60, 10 * MS, tokens=1000))
 

@@ -1,9 +1,9 @@
 """Mutation: instances that change their role, so that nothing is loaded (BlitzScale §5.4).
 
-Decode grows by prefill instances that become decode instances, as long as one stays and others can
-be loaded in their place: those work while they load, which a decode instance cannot. Where nothing
-can be loaded, and in the other direction, an instance goes over when the one part has more than its
-load needs and the other has less (the ratio of P/D-Serve).
+Where the one part has more instances than its load needs, or than it may have, and the other has
+less, instances go over: neither drains what the other would wake or load (the ratio of P/D-Serve).
+Decode also grows by prefill instances that are needed, as long as one stays and others can be
+loaded in their place: those work while they load, which a decode instance cannot.
 """
 
 from __future__ import annotations
@@ -56,34 +56,35 @@ class Mutations:
 
     def _move(self, prefill: Wish, decode: Wish) -> tuple[list[Wish], list[ScaleDecided]]:
         """Both wishes of a model, in this order."""
-        missing = self._missing(decode)
-        if missing:
-            model = prefill.state.model
-            loadable = self._spares.workers_for(model) // model.spec.tp_size
-            count = min(missing, self._may_leave(prefill, decode, loadable))
-            if count > 0:
-                (prefill, decode), notices = self._change(prefill, decode, count)
-                return [prefill, decode], notices
-        missing = self._missing(prefill)
-        count = min(missing, self._may_leave(decode, prefill, 0)) if missing else 0
+        model = prefill.state.model
+        loadable = self._spares.workers_for(model) // model.spec.tp_size
+        count = self._may_move(prefill, decode, loadable)
+        if count > 0:
+            (prefill, decode), notices = self._change(prefill, decode, count)
+            return [prefill, decode], notices
+        count = self._may_move(decode, prefill, 0)
         if count > 0:
             (decode, prefill), notices = self._change(decode, prefill, count)
             return [prefill, decode], notices
         return [prefill, decode], []
 
+    def _may_move(self, giving: Wish, taking: Wish, loadable: int) -> int:
+        """Those that the one part can do without, or has to, and the other one wants. For what the
+        other one would have to load otherwise: as many as can be loaded in their place, and one if
+        it has none. One stays."""
+        wanted = taking.wanted - taking.capacity
+        if wanted <= 0:
+            return 0
+        beyond = min(wanted, max(giving.spare_instances, giving.capacity - giving.wanted))
+        replaced = min(self._missing(taking), max(loadable, int(not taking.capacity)))
+        return min(len(self._free(giving)) - 1, max(beyond, replaced))
+
     def _missing(self, wish: Wish) -> int:
         """Instances that it wants, and that neither serve on nor wake from warm spares."""
-        resumable = self._fleet.resumable(wish.part)
-        missing = wish.wanted - wish.capacity - resumable
+        missing = wish.wanted - wish.capacity - self._fleet.resumable(wish.part)
         if missing <= 0:
             return 0
         return missing - len(self._spares.to_wake(wish.state.model, missing))
-
-    def _may_leave(self, giving: Wish, taking: Wish, loadable: int) -> int:
-        """Those beyond its need, others for which so many new ones can be loaded, and one for a
-        part that has none. One stays."""
-        count = max(giving.spare_instances, loadable, int(not taking.capacity))
-        return min(len(self._free(giving)) - 1, count)
 
     def _free(self, wish: Wish) -> list[Instance]:
         """Instances that serve and belong to no live pair."""
@@ -102,8 +103,11 @@ class Mutations:
             giving.notice(giving.capacity, giving.capacity - count, _REASON),
             taking.notice(taking.capacity, taking.capacity + count, _REASON),
         ]
+        left = giving.capacity - count
+        # What went beyond its need is not replaced.
+        wanted = min(giving.wanted, max(left, giving.kept))
         after = (
-            replace(giving, capacity=giving.capacity - count, reason=_REASON),
+            replace(giving, capacity=left, wanted=wanted, reason=_REASON),
             replace(taking, capacity=taking.capacity + count),
         )
         return after, notices

@@ -86,7 +86,7 @@ class Roles(OfPool):
         serving = {
             other.id: other
             for other in self._fleet.of_part(part)
-            if other.state is InstanceState.SERVING and len(other.workers) == len(duty.workers)
+            if other.state is InstanceState.SERVING
         }
         known = [partner for partner in duty.decodes_at if partner.instance in serving]
         for partner in known:
