@@ -28,8 +28,8 @@ def ids(text: str) -> list[str]:
     return found
 
 
-REQUIRED = {*ids("B1-B15 B17-B31 B33-B42 L1-L15 L17 L18 L20-L22 Q1-Q10 Q12-Q15 N7-N12")}
-NEED_TRACES = ids("B11-B15 B18-B28 B30 B31 B33 B36 B39-B41 L13 L14 N7")
+REQUIRED = {*ids("B1-B15 B17-B31 B33-B42 L1-L15 L17 L18 L20-L22 Q1-Q10 Q12-Q15 N7-N12 N16")}
+NEED_TRACES = ids("B11-B15 B18-B28 B30 B31 B33 B36 B39-B41 L13 L14 N7 N16")
 DO_NOT_COME_OUT = {*ids("B29 B35 L11 L17 L21 Q3-Q5 N8-N11")}
 PINNED = ids("L8 L9 L12 L15")
 """They take seconds each, and what comes out stands in OUTCOMES of test_verdicts.py."""

@@ -111,6 +111,13 @@ AGREEING: dict[str, tuple[dict[str, float], Moved]] = {
         {"team_part_slow_2": 1, "team_part_slow_4": 0.95},
         ({"team_part_slow_2": 0.8}, {"team_part_slow_4": 1.2}, {"team_part_slow_4": 0}),
     ),
+    "N16": (
+        {
+            **{"burstgpt_tail": 1, "azurecode_tail": 1, "azureconv_tail": 1},
+            **{"burstgpt_time": 50, "azurecode_time": 50, "azureconv_time": 50},
+        },
+        ({"burstgpt_tail": 1.3}, {"azureconv_tail": 1.3}, {"azurecode_time": 56}),
+    ),
     "Q1": (
         {"infless": 87.1, "inferline": 70.5, "cocktail": 36.7},
         ({"cocktail": 19}, {"inferline": 30}, {"infless": 0}),
@@ -142,7 +149,7 @@ OUTCOMES = {
     **dict.fromkeys(("B12", "B13", "B14", "B15", "B16", "B19", "B22", "B28", "B33", "B36"), True),
     **dict.fromkeys(("B39", "B40", "B41", "N7"), True),
     **dict.fromkeys(("B11", "B18", "B20", "B23", "B24", "B25", "B27"), False),
-    **dict.fromkeys(("B26", "B30", "B31", "L13", "L14"), False),
+    **dict.fromkeys(("B26", "B30", "B31", "L13", "L14", "N16"), False),
     **dict.fromkeys(("L8", "L9", "L12"), False),
     "L15": True,
 }

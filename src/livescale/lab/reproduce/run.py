@@ -25,6 +25,7 @@ from livescale.lab.reproduce.blitzscale import (
     blitzscale_network,
     blitzscale_plans,
     blitzscale_pools,
+    full_provisioning,
 )
 from livescale.lab.reproduce.lambdascale import (
     chain_or_teams,
@@ -49,6 +50,7 @@ _MODULES = (
     blitzscale_network,
     blitzscale_plans,
     blitzscale_pools,
+    full_provisioning,
     chain_or_teams,
     lambdascale_multicast,
     lambdascale_scaling,

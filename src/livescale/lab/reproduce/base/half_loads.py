@@ -8,7 +8,7 @@ What several claims look at is simulated once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import msgspec
@@ -33,7 +33,8 @@ _SATURATING = 200
 @dataclass(frozen=True, slots=True)
 class Setup:
     """A trace, the model that answers it, and its cluster. Only what arrives in the first
-    `played_ns` is played (None: all). With `roles` each instance prefills or decodes."""
+    `played_ns` is played (None: all). With `roles` each instance prefills or decodes. The pool
+    knows an SLO of `slo_ns` (TTFT, TBT), if there is one."""
 
     trace: str
     preset: str
@@ -41,12 +42,14 @@ class Setup:
     tp_size: int = 1
     played_ns: int | None = None
     roles: PooledRoles | None = None
+    slo_ns: tuple[int, int] | None = None
 
     def config(self, system: str) -> SimConfig:
         return self.config_of(find_system(system))
 
     def config_of(self, system: System) -> SimConfig:
-        model = PooledModel(self.preset, self.preset, self.tp_size, roles=self.roles)
+        slo = None if self.slo_ns is None else SloAbsolute(*self.slo_ns)
+        model = PooledModel(self.preset, self.preset, self.tp_size, roles=self.roles, slo=slo)
         return kv_behind(build_config(cluster_of(self.cluster), [model], system))
 
 
@@ -67,7 +70,8 @@ def half_load(
 ) -> tuple[list[TraceRow], float]:
     """The trace scaled to half (or another part) of what all instances together can serve; and
     that capacity, in requests per second."""
-    rows, capacity = _rows_and_capacity(setup, conditions)
+    # What all instances can serve depends neither on how much is played nor on what is promised.
+    rows, capacity = _rows_and_capacity(replace(setup, played_ns=None, slo_ns=None), conditions)
     rows = upscale(rows, capacity * part / rate_of(rows), conditions.seed)
     return rows if setup.played_ns is None else window(rows, 0, setup.played_ns), capacity
 
