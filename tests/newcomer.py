@@ -211,6 +211,8 @@ def main() -> int:
         print("the newcomer's path needs root: it makes network namespaces", file=sys.stderr)
         return 2
     slowness.measure()
+    # A shell starts what runs in its background without Ctrl-C, and that would be inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="livescale-newcomer-") as scratch:
         clone = Path(scratch) / "livescale"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
