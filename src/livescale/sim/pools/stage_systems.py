@@ -95,14 +95,15 @@ _QUART = StageSystem(
     warm_spares="off",
 )
 _QUART_FROM_DISK = msgspec.structs.replace(_QUART, multicast="storage", placement=NoCopies())
+_WITH_CORES = like(
+    _QUART_FROM_DISK,
+    "quart-cpu",
+    "quart-smooth, and cores make up for replicas that go",
+    scaling=StagesByQueue(cores=_PAIRS_OF_CORES, cores_max=_PAIRS_MAX),
+    world={"cores": {"": _PAIRS_OF_CORES}},
+)
 _ALL = (
     _QUART,
-    like(
-        _QUART,
-        "quart-cache",
-        "quart, but a host keeps what its devices loaded, the least recently used goes",
-        placement=_UNTIL_NEEDED,
-    ),
     like(
         _QUART_FROM_DISK,
         "quart-correct",
@@ -110,23 +111,26 @@ _ALL = (
         scaling=StagesByQueue(smooths=False),
     ),
     like(_QUART_FROM_DISK, "quart-smooth", "Correct and Smooth; loads from disk"),
+    _WITH_CORES,
     like(
-        _QUART_FROM_DISK,
-        "quart-cpu",
-        "quart-smooth, and cores make up for replicas that go",
-        scaling=StagesByQueue(cores=_PAIRS_OF_CORES, cores_max=_PAIRS_MAX),
-        world={"cores": {"": _PAIRS_OF_CORES}},
+        _WITH_CORES,
+        "quart-cache",
+        "quart-cpu, and a host keeps what its devices loaded, the least recently used goes",
+        multicast="host",
+        placement=_UNTIL_NEEDED,
     ),
     like(
-        _QUART,
+        _WITH_CORES,
         "quart-keys",
-        "quart, but hosts keep key stages that they had, and all else comes from disk",
+        "quart-cpu, and hosts keep key stages that they had; all else comes from disk",
+        multicast="host",
         placement=KeyStageCopies(),
     ),
     like(
-        _QUART,
+        _WITH_CORES,
         "quart-placed",
         "quart-keys, and key stages are spread over hosts, others are packed",
+        multicast="host",
         placement=KeyStageCopies(),
         controller={"stage_placement": "quart"},
     ),
