@@ -297,7 +297,7 @@ def test_what_prefill_can_spare_goes_over_and_neither_wakes_nor_loads_anything(s
 
 def test_changed_limits_move_an_instance_and_drain_none() -> None:
     """It is told to one part that it has too many, and to the other that it has too few."""
-    controller = controller_of([Role.PREFILL, Role.PREFILL, Role.DECODE], 4, least=(2, 1))
+    controller = controller_of([Role.PREFILL, Role.PREFILL, Role.DECODE], 3, least=(2, 1))
     # Prompts for both of the instances that one part is to have fewer of.
     step(controller, MS, *(arrived(f"r{n}", 90) for n in range(8)))
     limits = (RoleLimits(Role.PREFILL, 1, 1), RoleLimits(Role.DECODE, 2, 2))
