@@ -1,4 +1,5 @@
-"""Leaders share the KV of a stage's instance: what a request may have fits into the least share."""
+"""Models in stages, as a configuration file has them: which stages are refused, and what requests
+may have of the KV that leaders share."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import pytest
 
 from livescale.common.errors import UserError
 from livescale.config.reading import load_config
+from livescale.engine.files.make import make_model
 from livescale.runtime.models.catalog import CatalogEntry, prepare_models
 
 BLOCK_TOKENS = 128
@@ -21,6 +23,25 @@ def prepared(model: Path, tmp_path: Path, kv_bytes: int, limits: str, workers: i
     )
     [entry] = prepare_models(load_config(path, [], {}, {}))
     return entry
+
+
+@pytest.mark.parametrize(
+    ("limits", "is_tied", "problem"),
+    [
+        ("stage_spans: '0-2 3-6'", False, r"stage \[3, 6\) does not begin with layer 2"),
+        ("stage_spans: '0-3 2-6'", False, r"stage \[2, 6\) does not begin with layer 3"),
+        ("stage_spans: '0-3 3-5'", False, r"has 6 layers, its last stage is \[3, 5\)"),
+        ("stages: 5", False, "has 4 decoder layers: it cannot have 5 stages"),
+        ("stages: 2", True, "its head computes with the embedding's matrix"),
+        ("stage_spans: '0-3 3-6'", True, "its head computes with the embedding's matrix"),
+    ],
+)
+def test_stages_that_the_model_cannot_have_are_refused(
+    tmp_path: Path, limits: str, is_tied: bool, problem: str
+) -> None:
+    make_model(tmp_path / "model", "tiny", tied=is_tied)
+    with pytest.raises(UserError, match=problem):
+        prepared(tmp_path / "model", tmp_path, 1 << 30, limits, workers=8)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,11 @@ import msgspec
 import pytest
 from completions import check
 from pool_thread import LocalPool, wait_until
-from stage_pools import TOKENS, burst, by_stage, stage_pool
+from stage_pools import TOKENS, burst, by_stage, check_bytes, stage_pool
 from team_pools import words
 
-from livescale.engine.files.model_files import model_spec, read_manifest
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.commands import StartHolding
-from livescale.messages.events import HoldingCompleted
 from livescale.telemetry.member_record import (
     ExecuteBrief,
     MemberLine,
@@ -27,7 +25,6 @@ from livescale.telemetry.member_record import (
     read_member_record,
 )
 from livescale.telemetry.record.record import RequestLine, read_record
-from livescale.values.stages import even_stages, stage_specs
 from livescale.values.types import RequestId, WorkerRef
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -57,16 +54,6 @@ def test_tokens_are_right(tiny_model: Path, tmp_path: Path, stages: int, replica
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
-
-
-def check_bytes(pool: LocalPool, model: Path, stages: int) -> None:
-    """Each instance got its stage's bytes at most."""
-    spec = model_spec(read_manifest(model, "tiny"))
-    sizes = {s.name: s.size_bytes for s in stage_specs(spec, even_stages(spec, stages))}
-    assert (max(sizes.values()) < spec.size_bytes) == (stages > 1)
-    models = {w.holding: w.model for w in words(pool, StartHolding)}
-    for done in words(pool, HoldingCompleted):
-        assert done.received_bytes <= sizes[models[done.holding]]
 
 
 def crossed(folder: Path) -> Crossed:
