@@ -156,11 +156,11 @@ def with_the_same_memory(conditions: Conditions) -> Measured:
         and f["small_s"] > f["quart_cache_s"]
         and f["small_s"] > f["small_keys_s"] > f["small_placed_s"]
     ),
-    note="each step keeps what the one before it has. Four cores in place of two take a third off a"
-    " request (Q11). Smooth takes no replica away that the SLO leaves, so cores have nothing to make"
-    " up for. In the first burst nothing is kept yet: all loads come from disk but for `quart`, and"
-    " most of the latency is there. + cache shows with either memory; + placement finds more loads"
-    " in memory, but orders more of them, and costs",
+    note="each step keeps what the one before it has. Four cores in place of two take a third"
+    " off a request (Q11). Smooth takes no replica away that the SLO leaves, so cores have"
+    " nothing to make up for. In the first burst nothing is kept yet: all loads come from"
+    " disk but for `quart`, and most of the latency is there. + cache shows with either"
+    " memory; + placement finds more loads in memory, but orders more of them, and costs",
 )
 def step_by_step(conditions: Conditions) -> Measured:
     """QUART §5 and §6, one after the other; §8.1's memory would hold all five models four times."""
