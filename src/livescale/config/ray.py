@@ -20,7 +20,7 @@ from livescale.common.settings import (
     settings_of,
 )
 from livescale.config.pool import WORKERS_MAX, PoolConfig
-from livescale.config.serve_file import pool_document
+from livescale.config.ray_serve_file import pool_document
 from livescale.values.types import Value
 
 _HOSTS_MAX = 4096

@@ -51,7 +51,7 @@ from livescale.config.pool import (
     WORKERS_MAX,
     PoolConfig,
 )
-from livescale.config.serve_file import pool_document
+from livescale.config.ray_serve_file import pool_document
 from livescale.config.settings.removed import instead_of
 from livescale.config.settings.tuning import VLLM_BLOCK_TOKENS, Tuning
 from livescale.config.slo import SloError, parse_slo
